@@ -1,0 +1,55 @@
+"""Fork a warm environment for every rollout, from inside the RL library you already use."""
+
+from __future__ import annotations
+
+import gymnasium as _gymnasium
+
+from prized_gym.base import Base
+from prized_gym.env import ForkedEnv
+from prized_gym.errors import (
+    BaseDiedError,
+    CopyDiedError,
+    CopyError,
+    CopyTimeoutError,
+    EngineUnavailableError,
+    EpisodeOverError,
+    Failure,
+    ForkUnsafeError,
+    InterruptedStepError,
+    MissingExtraError,
+    PrizedGymError,
+    SetupError,
+    SetupTimeoutError,
+)
+from prized_gym.history import Episode
+from prized_gym.vector_env import ForkedVectorEnv
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Base",
+    "BaseDiedError",
+    "CopyDiedError",
+    "CopyError",
+    "CopyTimeoutError",
+    "EngineUnavailableError",
+    "Episode",
+    "EpisodeOverError",
+    "Failure",
+    "ForkUnsafeError",
+    "ForkedEnv",
+    "ForkedVectorEnv",
+    "InterruptedStepError",
+    "MissingExtraError",
+    "PrizedGymError",
+    "SetupError",
+    "SetupTimeoutError",
+    "__version__",
+]
+
+if "prized_gym/Forked-v0" not in _gymnasium.registry:
+    _gymnasium.register(
+        id="prized_gym/Forked-v0",
+        entry_point="prized_gym.env:ForkedEnv",
+        vector_entry_point="prized_gym.vector_env:ForkedVectorEnv",
+    )

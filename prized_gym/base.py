@@ -1,0 +1,262 @@
+"""A base: an environment set up once and kept warm, to be forked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from prized_gym import engines
+from prized_gym.engines.interface import BaseHandle, Description, Engine
+from prized_gym.errors import BaseDiedError
+from prized_gym.fleet import Fleet
+from prized_gym.recipe import AnyEnv, EnvFactory, Recipe, resolve
+
+DEFAULT_SETUP_TIMEOUT = 600.0
+
+
+class Base:
+    """An environment set up once, in a process or sandbox of its own, and kept warm.
+
+    The base itself is never stepped: a :class:`~prized_gym.ForkedVectorEnv` forks it into copies, and several can fork
+    the same base at the same time (training and evaluation).
+
+    Example:
+        >>> import prized_gym
+        >>> base = prized_gym.Base("CartPole-v1")
+        >>> envs = prized_gym.ForkedVectorEnv(base, num_envs=2)
+        >>> observations, infos = envs.reset(seed=0)
+        >>> observations.shape
+        (2, 4)
+        >>> envs.close()
+        >>> base.close()
+
+    Args:
+        env: what to set up: an env id, an ``EnvSpec``, a callable that builds a ``gymnasium.Env`` (a lambda, a closure
+            or a class of ``__main__`` will do), ``"module:function"``, or a sequence of callables, one per copy. In a
+            sequence the same object is built once and distinct ones once each, all in the one base.
+        engine: ``"local"`` (processes), ``"inline"`` (this process); None: ``PRIZED_GYM_ENGINE``, else ``local``.
+        warm_up: called in the base with each environment it built, before the first fork.
+        on_fork: called in each copy right after its fork as ``on_fork(env, index, seed)``: the place to open what a
+            fork cannot carry over, such as a CUDA context, a connection or a thread.
+        setup_timeout: seconds that building and warming up may take; None for no limit.
+        env_kwargs: keyword arguments for ``gym.make`` or for the callable.
+        max_episode_steps: put a ``TimeLimit`` around the environment, inside the base.
+        render_mode: the render mode to build the environment with.
+        reset_seed: the seed with which the environment is reset in the base, for vector environments that ask for
+            ``reset_in="base"``; None for a random one.
+        progress: show a progress bar when setting up takes long.
+        **engine_options: of the ``local`` engine: ``workdir`` (a directory the base runs in, of which each copy gets
+            its own view: what it writes there neither the base nor another copy sees) and ``allow_threads`` (fork
+            although the base has live threads, which no copy will have).
+
+    Attributes:
+        num_envs: the length of the sequence of callables, else None.
+        closed: whether :meth:`close` was called.
+
+    Raises:
+        TypeError: an unknown option, or an ``env`` that is none of the above.
+        SetupError: the environment could not be set up. What the callable or ``warm_up`` raised is raised as it is,
+            with the remote traceback as its cause.
+        SetupTimeoutError: setting up took longer than ``setup_timeout``.
+        EngineUnavailableError: the engine cannot run here.
+    """
+
+    def __init__(
+        self,
+        env: str | EnvSpec | EnvFactory | Sequence[EnvFactory],
+        *,
+        engine: str | None = None,
+        warm_up: Callable[[AnyEnv], Any] | None = None,
+        on_fork: Callable[[AnyEnv, int, int], Any] | None = None,
+        setup_timeout: float | None = DEFAULT_SETUP_TIMEOUT,
+        env_kwargs: Mapping[str, Any] | None = None,
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+        reset_seed: int | None = 0,
+        progress: bool = True,
+        **engine_options: Any,
+    ) -> None:
+        self.closed = True
+        self._engine = engines.load(engine)
+        self._options = check_options(self._engine, engine_options, type(self).__name__)
+        source = resolve(env)
+        sources = tuple(source) if isinstance(source, list) else (source,)
+        self.num_envs = len(sources) if isinstance(source, list) else None
+        self._recipe = Recipe(
+            sources=sources,
+            warm_up=warm_up,
+            on_fork=on_fork,
+            env_kwargs=dict(env_kwargs or {}),
+            max_episode_steps=max_episode_steps,
+            render_mode=render_mode,
+        )
+        self._setup_timeout = setup_timeout
+        self._reset_seed = reset_seed
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._engine.check()
+        self._handle: BaseHandle = self._build()
+        self.closed = False
+
+    def _build(self) -> BaseHandle:
+        return self._engine.build(self._recipe, self._options, self._setup_timeout, self._progress)
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine."""
+        return self._engine.name
+
+    @property
+    def observation_space(self) -> gym.Space[Any]:
+        """The observation space of one copy."""
+        return self._handle.description.observation_space
+
+    @property
+    def action_space(self) -> gym.Space[Any]:
+        """The action space of one copy."""
+        return self._handle.description.action_space
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The environment's metadata."""
+        return self._handle.description.metadata
+
+    @property
+    def spec(self) -> EnvSpec | None:
+        """The environment's spec, if it has one."""
+        return self._handle.description.spec
+
+    @property
+    def render_mode(self) -> str | None:
+        """The environment's render mode."""
+        return self._handle.description.render_mode
+
+    @property
+    def setup_seconds(self) -> float:
+        """How long building and warming up took, in seconds."""
+        return self._handle.description.seconds
+
+    @property
+    def alive(self) -> bool:
+        """Whether the base can be forked."""
+        return not self.closed and self._handle.alive
+
+    @property
+    def description(self) -> Description:
+        """Everything the base tells of its environments."""
+        return self._handle.description
+
+    def fleet(self, size: int, reset_in_base: bool = False) -> Fleet:
+        """A fleet of ``size`` copies, none forked yet. A base that died is first rebuilt from its recipe.
+
+        Args:
+            size: how many copies.
+            reset_in_base: reset the environment in the base, if that has not been done, for copies to start from.
+
+        Raises:
+            BaseDiedError: the base is closed.
+        """
+        with self._lock:
+            if self.closed:
+                raise BaseDiedError(f"{self!r} is closed: it cannot be forked any more")
+            if not self._handle.alive:
+                self._handle.close()
+                self._handle = self._build()
+            if reset_in_base:
+                self._handle.reset_environment(self._reset_seed)
+        return self._handle.fleet(size)
+
+    def close(self) -> None:
+        """End the base and all its copies. Calling it again does nothing."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+        self._handle.close()
+
+    def __enter__(self) -> Base:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True):
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else self._handle.where
+        return f"<{type(self).__name__} of {self._name()}, engine={self.engine!r}, {state}>"
+
+    def _name(self) -> str:
+        if self.spec is not None:
+            return self.spec.id
+        source = self._recipe.sources[0]
+        name = source if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
+        return f"{name} and {len(self._recipe.sources) - 1} more" if self.num_envs not in (None, 1) else str(name)
+
+
+def check_options(engine: type[Engine], options: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """The engine's options with their defaults filled in.
+
+    Raises:
+        TypeError: an option the engine does not have; the message names it.
+    """
+    for name in options:
+        if name not in engine.options:
+            known = ", ".join(engine.options) or "none"
+            raise TypeError(
+                f"{owner}() got an unexpected keyword argument {name!r}: the options of the {engine.name!r} engine are: {known}"
+            )
+    return {**engine.options, **options}
+
+
+class SharedBases:
+    """Bases that vector environments of this process share: those of an equal ``EnvSpec`` and equal options."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shared: list[tuple[EnvSpec, dict[str, Any], Base, int]] = []
+
+    def acquire(self, spec: EnvSpec, options: dict[str, Any]) -> Base:
+        """The shared base of ``spec``, set up if there is none yet. To be given back with :meth:`release`."""
+        with self._lock:
+            for number, (other, its_options, base, users) in enumerate(self._shared):
+                if _equal(spec, other) and _equal(options, its_options) and base.alive:
+                    self._shared[number] = (other, its_options, base, users + 1)
+                    return base
+            base = Base(spec, **options)
+            self._shared.append((spec, options, base, 1))
+            return base
+
+    def release(self, base: Base) -> None:
+        """Give a base back; the last user closes it. A base that is not shared is left alone."""
+        with self._lock:
+            for number, (spec, options, shared, users) in enumerate(self._shared):
+                if shared is base:
+                    if users > 1:
+                        self._shared[number] = (spec, options, base, users - 1)
+                        return
+                    del self._shared[number]
+                    break
+            else:
+                return
+        base.close()
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:
+        # Arrays among the keyword arguments: not to be told apart cheaply, so not shared.
+        return False
+
+
+SHARED = SharedBases()

@@ -1,0 +1,1 @@
+"""How one batch reaches its copies and comes back."""

@@ -1,0 +1,94 @@
+"""Pickled messages, and file descriptors, over a Unix stream socket between processes of one user on one machine.
+
+Both ends run the user's own code, so pickle is as safe here as it is in multiprocessing. Nothing that comes out of a
+sandbox travels this way.
+"""
+
+from __future__ import annotations
+
+import pickle
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+import cloudpickle
+
+HEADER = struct.Struct("<Q")
+MAX_FDS = 240
+"""Linux carries at most 253 descriptors in one message."""
+
+
+class Hangup(EOFError):
+    """The other end closed its socket."""
+
+
+def dumps(obj: Any) -> bytes:
+    """Pickle ``obj``: quickly if it can be pickled by reference, by value (cloudpickle) if not."""
+    try:
+        return pickle.dumps(obj, protocol=5)
+    except Exception:
+        return bytes(cloudpickle.dumps(obj, protocol=5))
+
+
+def send(sock: socket.socket, payload: bytes, fds: list[int] | None = None) -> None:
+    """Send one message and up to ``MAX_FDS`` descriptors with it.
+
+    Raises:
+        Hangup: the other end is closed.
+        TimeoutError: the socket's time-out passed.
+    """
+    header = HEADER.pack(len(payload))
+    try:
+        if fds:
+            sent = socket.send_fds(sock, [header], fds)
+            sock.sendall(header[sent:] + payload)
+        else:
+            sock.sendall(header + payload)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise Hangup(str(error)) from error
+
+
+def receive(sock: socket.socket, fds: list[int] | None = None) -> bytes:
+    """Receive one message; descriptors that came with it are appended to ``fds``.
+
+    Raises:
+        Hangup: the other end is closed.
+        TimeoutError: the socket's time-out passed.
+    """
+    try:
+        if fds is None:
+            header = sock.recv(HEADER.size)
+        else:
+            header, got, _, _ = socket.recv_fds(sock, HEADER.size, MAX_FDS)
+            fds.extend(got)
+        if len(header) < HEADER.size:
+            if not header:
+                raise Hangup("the other end closed the connection")
+            header += _exactly(sock, HEADER.size - len(header))
+        (length,) = HEADER.unpack(header)
+        return bytes(_exactly(sock, length)) if length else b""
+    except ConnectionResetError as error:
+        raise Hangup(str(error)) from error
+
+
+def wait_readable(sock: socket.socket, deadline: float | None) -> bool:
+    """Wait until ``sock`` has something to read; False if ``deadline`` (``time.monotonic()``) passed first."""
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    if deadline is None:
+        poller.poll()
+        return True
+    return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+
+def _exactly(sock: socket.socket, length: int) -> bytearray:
+    data = bytearray(length)
+    view, have = memoryview(data), 0
+    while have < length:
+        got = sock.recv_into(view[have:])
+        if not got:
+            raise Hangup("the other end closed the connection in the middle of a message")
+        have += got
+    return data

@@ -1,0 +1,90 @@
+"""What an engine is: it makes bases, and a base makes fleets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gymnasium.envs.registration import EnvSpec
+
+from prized_gym.batch import AnySpace
+from prized_gym.fleet import Fleet
+from prized_gym.recipe import Recipe
+
+
+@dataclass
+class Description:
+    """What a base tells of its environments.
+
+    Attributes:
+        observation_space, action_space: of one copy.
+        metadata: a copy of the environment's.
+        render_mode: the environment's.
+        spec: the environment's spec, if it has one.
+        seconds: how long building and warming up took.
+    """
+
+    observation_space: AnySpace
+    action_space: AnySpace
+    metadata: dict[str, Any]
+    render_mode: str | None
+    spec: EnvSpec | None
+    seconds: float
+
+
+class BaseHandle(ABC):
+    """A live base, as its engine holds it."""
+
+    description: Description
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether the base can still be forked, as far as is known."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """The base's pid or sandbox id, for messages."""
+
+    @abstractmethod
+    def fleet(self, size: int) -> Fleet:
+        """A fleet of ``size`` copies, none of them forked yet."""
+
+    @abstractmethod
+    def reset_environment(self, seed: int | None) -> None:
+        """Reset the environment in the base, for copies to start from; once, further calls do nothing.
+
+        Raises:
+            BaseDiedError: the base is gone.
+            Exception: what ``env.reset`` raised.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the base and whatever is left of its copies. Can be called again, never raises."""
+
+
+class Engine(ABC):
+    """Makes bases of one kind."""
+
+    name: ClassVar[str]
+    options: ClassVar[Mapping[str, Any]] = {}
+    """The keyword options of this engine and their defaults."""
+
+    @classmethod
+    @abstractmethod
+    def check(cls) -> None:
+        """Raise :class:`~prized_gym.errors.EngineUnavailableError` where this engine cannot run, saying what can."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, recipe: Recipe, options: Mapping[str, Any], timeout: float | None, progress: bool) -> BaseHandle:
+        """Set a base up.
+
+        Raises:
+            SetupError: it could not be set up; SetupTimeoutError: not within ``timeout`` seconds.
+            Exception: what the user's factory or ``warm_up`` raised.
+        """

@@ -1,0 +1,414 @@
+"""The base process: builds and warms the environments, then forks copies on request. Never steps anything itself."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from prized_gym import recipe as recipes
+from prized_gym.channels import bells, messages
+from prized_gym.channels.shared_memory import Block
+from prized_gym.engines.interface import Description
+from prized_gym.engines.local import copy_process, forking, processes, workdirs
+from prized_gym.errors import ForkUnsafeError
+
+
+@dataclass
+class Setup:
+    """The first message to a base process, minus ``sys.path``, which has to be in place before this can be unpickled.
+
+    Attributes:
+        recipe: :meth:`prized_gym.recipe.Recipe.dumps`.
+        allow_threads: fork although there are live threads.
+        workdir: the directory the base runs in, of which each copy gets its own view.
+        scratch: where those views are kept.
+    """
+
+    recipe: bytes
+    allow_threads: bool = False
+    workdir: str | None = None
+    scratch: str | None = None
+
+
+@dataclass
+class ForkRequest:
+    """Fork the copies ``indices``; two descriptors each travel along: the copy's socket and its stderr."""
+
+    indices: list[int]
+
+
+@dataclass
+class Adopting:
+    """A copy of this fleet is about to branch: processes that nobody has announced will arrive."""
+
+
+@dataclass
+class Adopted:
+    """The branching is over; these processes are copies of this fleet."""
+
+    pids: list[int]
+
+
+@dataclass
+class FleetRequest:
+    """Join a fleet of ``count`` copies; its socket, its memory and its bells travel along."""
+
+    count: int
+
+
+@dataclass
+class ResetRequest:
+    """Reset the environments in the base, once, for copies to start from. Answered by :class:`Failed` or None."""
+
+    seed: int | None
+
+
+@dataclass
+class Forked:
+    """Answer to :class:`ForkRequest`: the pid of each copy, and why there are not more of them."""
+
+    pids: dict[int, int]
+    unsafe: str | None = None
+    error: str | None = None
+
+
+@dataclass
+class Died:
+    """A process below the base ended, with this status of ``os.waitpid``."""
+
+    pid: int
+    status: int
+
+
+@dataclass
+class Ready:
+    """Answer to :class:`Setup`: the base is warm. ``description`` is a pickled :class:`Description`."""
+
+    description: bytes
+
+
+@dataclass
+class Failed:
+    """Answer to :class:`Setup`: the exception (pickled, if it can be carried over) and its traceback."""
+
+    exception: bytes | None
+    traceback: str
+
+
+def main(control_fd: int) -> None:
+    """Run a base process on its control socket, until the socket closes."""
+    control = socket.socket(fileno=control_fd)
+    control.set_inheritable(False)
+    # A pipe is block-buffered; what a slow set-up prints should be seen while it runs.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    context: dict[str, Any] = cloudpickle.loads(messages.receive(control))
+    sys.path[:] = context["path"]
+    sys.argv[:] = context["argv"]
+    setup: Setup = cloudpickle.loads(messages.receive(control))
+    try:
+        base = _build(control, setup)
+    except BaseException as error:
+        _flush()
+        messages.send(control, cloudpickle.dumps(_failed(error)))
+        return
+    base.serve()
+
+
+def _build(control: socket.socket, setup: Setup) -> BaseProcess:
+    started = time.monotonic()
+    if setup.workdir is not None:
+        os.chdir(setup.workdir)
+    recipe: recipes.Recipe = cloudpickle.loads(setup.recipe)
+    built = recipes.build(recipe)
+    env = built.envs[0]
+    description = Description(
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+        metadata=dict(env.metadata or {}),
+        render_mode=env.render_mode,
+        spec=env.spec,
+        seconds=time.monotonic() - started,
+    )
+    _flush()
+    base = BaseProcess(control, setup, recipe, built)
+    messages.send(control, cloudpickle.dumps(Ready(_dump_description(description))))
+    return base
+
+
+def _dump_description(description: Description) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(description))
+    except Exception:
+        # A spec may hold anything in its keyword arguments; the spaces must travel, it need not.
+        description.spec = None
+        return bytes(cloudpickle.dumps(description))
+
+
+def _failed(error: BaseException) -> Failed:
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return Failed(copy_process.dump_exception(error), text)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+
+
+@dataclass
+class _Fleet:
+    """A fleet as its base sees it."""
+
+    sock: socket.socket
+    block: Block
+    bells: list[bells.AnyBell]
+    tally: bells.AnyTally
+    pids: set[int] = field(default_factory=set)
+    adopting: int = 0
+
+    def fds(self) -> list[int]:
+        return [self.sock.fileno(), self.block.fd, *bells.all_fds(self.bells, self.tally)]
+
+    def close(self) -> None:
+        self.sock.close()
+        self.block.close()
+        for bell in self.bells:
+            bell.close()
+        self.tally.close()
+
+
+class BaseProcess:
+    """The warm environments and the fleets forked from them."""
+
+    def __init__(
+        self, control: socket.socket, setup: Setup, recipe: recipes.Recipe, built: recipes.Built
+    ) -> None:
+        self._control = control
+        self._setup = setup
+        self._recipe = recipe
+        self._built = built
+        self._pid = os.getpid()
+        self._fleets: dict[int, _Fleet] = {}
+        self._settled = False
+        self._first: list[tuple[Any, dict[str, Any]]] | None = None
+        self._own_children: set[int] = set()
+        self._wake_read, self._wake_write = os.pipe()
+
+    def serve(self) -> None:
+        """Serve until the control socket closes."""
+        processes.adopt_orphans()
+        # What the user's set-up left running (a server, say) belongs to the base, not to a copy that died.
+        self._own_children = set(processes.children(self._pid))
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._wake_read, select.POLLIN)
+        while True:
+            for fd, _ in poller.poll():
+                if fd == self._control.fileno():
+                    try:
+                        fleet = self._serve_control()
+                    except messages.Hangup:
+                        self._close_environments()
+                        return
+                    if fleet is not None:
+                        poller.register(fleet.sock, select.POLLIN)
+                elif fd == self._wake_read:
+                    os.read(self._wake_read, 4096)
+                    self._reap()
+                elif fd in self._fleets:
+                    fleet = self._fleets[fd]
+                    try:
+                        self._serve_fleet(fleet)
+                    except messages.Hangup:
+                        poller.unregister(fd)
+                        self._leave_fleet(fleet)
+
+    def _close_environments(self) -> None:
+        for env in self._built.envs:
+            try:
+                env.close()
+            except Exception:
+                traceback.print_exc()
+        _flush()
+
+    def _serve_control(self) -> _Fleet | None:
+        fds: list[int] = []
+        request = cloudpickle.loads(messages.receive(self._control, fds))
+        if isinstance(request, ResetRequest):
+            messages.send(self._control, cloudpickle.dumps(self._reset(request.seed)))
+            return None
+        return self._join_fleet(request, fds)
+
+    def _reset(self, seed: int | None) -> Failed | None:
+        if self._first is None:
+            try:
+                self._first = [env.reset(seed=seed) for env in self._built.envs]
+            except Exception as error:
+                return _failed(error)
+            _flush()
+            self._settled = False
+        return None
+
+    def _join_fleet(self, request: FleetRequest, fds: list[int]) -> _Fleet:
+        sock = socket.socket(fileno=fds[0])
+        env = self._built.envs[0]
+        block = Block(env.observation_space, env.action_space, request.count, fds[1])
+        pair, tally = bells.adopt(fds[2:])
+        fleet = _Fleet(sock, block, pair, tally)
+        self._fleets[sock.fileno()] = fleet
+        return fleet
+
+    def _leave_fleet(self, fleet: _Fleet) -> None:
+        del self._fleets[fleet.sock.fileno()]
+        for pid in fleet.pids:
+            processes.kill_group(pid)
+            processes.kill(pid)
+        fleet.close()
+
+    def _serve_fleet(self, fleet: _Fleet) -> None:
+        fds: list[int] = []
+        request = cloudpickle.loads(messages.receive(fleet.sock, fds))
+        if isinstance(request, ForkRequest):
+            self._send(fleet, self._fork(fleet, request, fds))
+        elif isinstance(request, Adopting):
+            fleet.adopting += 1
+        elif isinstance(request, Adopted):
+            fleet.adopting -= 1
+            fleet.pids.update(request.pids)
+
+    @staticmethod
+    def _send(fleet: _Fleet, message: object) -> None:
+        try:
+            messages.send(fleet.sock, cloudpickle.dumps(message))
+        except messages.Hangup:
+            # The fleet has been closed; the main loop will find out.
+            pass
+
+    def _fork(self, fleet: _Fleet, request: ForkRequest, fds: list[int]) -> Forked:
+        answer = Forked({})
+        try:
+            try:
+                forking.check(self._setup.allow_threads)
+            except ForkUnsafeError as error:
+                answer.unsafe = str(error)
+                return answer
+            forking.single_thread_torch()
+            if not self._settled:
+                self._settled = True
+                forking.settle()
+            ours = self._private_fds()
+            files = forking.regular_files({*ours, *fds})
+            _flush()
+            for number, index in enumerate(request.indices):
+                sock_fd, err_fd = fds[2 * number : 2 * number + 2]
+                try:
+                    pid = forking.fork()
+                except OSError as error:
+                    answer.error = f"the operating system refused a fork: {error}"
+                    return answer
+                if pid == 0:
+                    unused = {*ours, *fds[2 * number + 2 :]} - {*bells.all_fds(fleet.bells, fleet.tally)}
+                    self._become_copy(fleet, index, sock_fd, err_fd, unused, files)
+                answer.pids[index] = pid
+                fleet.pids.add(pid)
+                # Closed one by one, so that a later copy does not hold an earlier one's socket.
+                os.close(sock_fd)
+                os.close(err_fd)
+                fds[2 * number : 2 * number + 2] = [-1, -1]
+            return answer
+        finally:
+            for fd in fds:
+                if fd >= 0:
+                    os.close(fd)
+
+    def _private_fds(self) -> set[int]:
+        private = {self._control.fileno(), self._wake_read, self._wake_write}
+        for fleet in self._fleets.values():
+            private.update(fleet.fds())
+        return private
+
+    def _become_copy(
+        self,
+        fleet: _Fleet,
+        index: int,
+        sock_fd: int,
+        err_fd: int,
+        unused: set[int],
+        files: list[forking.OpenFile],
+    ) -> None:
+        try:
+            processes.die_with_parent(self._pid)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in unused:
+                os.close(fd)
+            setup = self._setup
+            which = self._built.which(index)
+            copy = copy_process.CopyProcess(
+                env=self._built.envs[which],
+                first=None if self._first is None else self._first[which],
+                on_fork=self._recipe.on_fork,
+                block=fleet.block,
+                pair=fleet.bells,
+                tally=fleet.tally,
+                base_pid=self._pid,
+                view=workdirs.View(setup.workdir, setup.scratch) if setup.workdir and setup.scratch else None,
+            )
+            copy.begin(index, socket.socket(fileno=sock_fd), err_fd, files)
+            copy.run()
+        except BaseException:
+            traceback.print_exc()
+            _flush()
+            os._exit(1)
+        os._exit(0)
+
+    def _reap(self) -> None:
+        """Tell the fleets which processes ended, with everything those had started."""
+        died = False
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                break
+            if found is None:
+                break
+            pid = found.si_pid
+            # While the zombie is there its number cannot be taken by another process's group.
+            processes.kill_group(pid)
+            _, status = os.waitpid(pid, 0)
+            died = True
+            workdirs.remove_duplicate(self._setup.scratch, pid)
+            self._own_children.discard(pid)
+            owners = [fleet for fleet in self._fleets.values() if pid in fleet.pids]
+            for fleet in owners or list(self._fleets.values()):
+                fleet.pids.discard(pid)
+                self._send(fleet, Died(pid, status))
+        if died and not any(fleet.adopting for fleet in self._fleets.values()):
+            self._kill_strays()
+
+    def _kill_strays(self) -> None:
+        """Kill what a dead copy had started in a session of its own, which has come down to the base."""
+        known = set(self._own_children)
+        for fleet in self._fleets.values():
+            known |= fleet.pids
+        for pid in processes.children(self._pid):
+            if pid not in known:
+                for below in processes.descendants(pid):
+                    processes.kill(below)
+                processes.kill(pid)

@@ -1,0 +1,263 @@
+"""The local engine, seen from the trainer: starting a base process and holding on to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import cloudpickle
+
+from prized_gym.channels import bells, messages
+from prized_gym.channels.shared_memory import Block
+from prized_gym.engines.interface import BaseHandle, Description, Engine
+from prized_gym.engines.local import base_process, copy_process, forking, processes
+from prized_gym.engines.local.fleet import LocalFleet
+from prized_gym.engines.local.output import Stream
+from prized_gym.errors import (
+    BaseDiedError,
+    EngineUnavailableError,
+    RemoteTraceback,
+    SetupError,
+    SetupTimeoutError,
+)
+from prized_gym.progress import waiting
+from prized_gym.recipe import Recipe
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+
+class LocalEngine(Engine):
+    """Bases are processes of this machine, copies their forks."""
+
+    name: ClassVar[str] = "local"
+    options: ClassVar[Mapping[str, Any]] = {"allow_threads": False, "workdir": None}
+
+    @classmethod
+    def check(cls) -> None:
+        if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
+            raise EngineUnavailableError(
+                f"the local engine forks processes, which {sys.platform} cannot. Use engine='inline' (the copies live in "
+                "this process, each built anew), or engine='prized' (forks of microVMs, from any system)."
+            )
+
+    @classmethod
+    def build(cls, recipe: Recipe, options: Mapping[str, Any], timeout: float | None, progress: bool) -> BaseHandle:
+        cls.check()
+        workdir = options["workdir"]
+        if workdir is not None:
+            workdir = os.path.realpath(os.fspath(workdir))
+            if not os.path.isdir(workdir):
+                raise SetupError(f"workdir {workdir!r} is not a directory")
+        return LocalBase(recipe, bool(options["allow_threads"]), workdir, timeout, progress)
+
+
+class LocalBase(BaseHandle):
+    """A base process and its supervisor."""
+
+    def __init__(
+        self, recipe: Recipe, allow_threads: bool, workdir: str | None, timeout: float | None, progress: bool
+    ) -> None:
+        payload = recipe.dumps()
+        scratch = None if workdir is None else tempfile.mkdtemp(prefix="prized_gym-")
+        self._lock = threading.Lock()
+        self._fleets: weakref.WeakSet[LocalFleet] = weakref.WeakSet()
+        self._stdout, self._stderr = Stream("stdout"), Stream("stderr")
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        lifeline_read, self._lifeline = os.pipe()
+        self._control = control
+        try:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    str(_SUPERVISOR),
+                    str(lifeline_read),
+                    str(theirs.fileno()),
+                    *([scratch] if scratch is not None else []),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stdout.write_fd,
+                stderr=self._stderr.write_fd,
+                pass_fds=(lifeline_read, theirs.fileno()),
+                # Ctrl-C at the terminal is the trainer's alone.
+                start_new_session=True,
+                env={**os.environ, **forking.SINGLE_THREADED},
+            )
+        except BaseException:
+            self._forget()
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline_read)
+            self._stdout.give_away()
+            self._stderr.give_away()
+        _LIVE.add(self)
+        try:
+            setup = base_process.Setup(payload, allow_threads, workdir, scratch)
+            self.description = self._set_up(setup, timeout, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_up(self, setup: base_process.Setup, timeout: float | None, progress: bool) -> Description:
+        started = time.monotonic()
+        deadline = None if timeout is None else started + timeout
+        context = {"path": _search_path(), "argv": list(sys.argv)}
+        try:
+            messages.send(self._control, pickle.dumps(context))
+            messages.send(self._control, pickle.dumps(setup))
+            with waiting("setting up the base", progress) as tick:
+                while not messages.wait_readable(self._control, min(deadline or time.monotonic() + 1, time.monotonic() + 0.2)):
+                    tick()
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise SetupTimeoutError(
+                            f"the base was not set up within setup_timeout={timeout:g} s and has been stopped"
+                            f"{self._last_words()}"
+                        )
+            answer = cloudpickle.loads(messages.receive(self._control))
+        except messages.Hangup:
+            raise SetupError(f"the base process {self._status()} while it was set up{self._last_words()}") from None
+        self._stdout.tail()
+        self._stderr.tail()
+        if isinstance(answer, base_process.Failed):
+            raise _remote_error(answer, "the base could not be set up")
+        description: Description = cloudpickle.loads(answer.description)
+        return description
+
+    @property
+    def alive(self) -> bool:
+        return self._lifeline >= 0 and self._process.poll() is None
+
+    @property
+    def where(self) -> str:
+        """The pid of the base process, the supervisor's child."""
+        below = processes.children(self._process.pid)
+        return f"pid {below[0] if below else self._process.pid}"
+
+    def fleet(self, size: int) -> LocalFleet:
+        description = self.description
+        block = Block(description.observation_space, description.action_space, size)
+        pair, tally = bells.make()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with self._lock:
+                messages.send(
+                    self._control,
+                    cloudpickle.dumps(base_process.FleetRequest(size)),
+                    [theirs.fileno(), block.fd, *bells.all_fds(pair, tally)],
+                )
+        except (messages.Hangup, OSError) as error:
+            ours.close()
+            block.close()
+            for part in (*pair, tally):
+                part.close()
+            raise self.died() from error
+        finally:
+            theirs.close()
+        fleet = LocalFleet(size, block, pair, tally, ours, self.died)
+        self._fleets.add(fleet)
+        return fleet
+
+    def reset_environment(self, seed: int | None) -> None:
+        try:
+            with self._lock:
+                messages.send(self._control, cloudpickle.dumps(base_process.ResetRequest(seed)))
+                answer = cloudpickle.loads(messages.receive(self._control))
+        except (messages.Hangup, OSError) as error:
+            raise self.died() from error
+        if answer is not None:
+            raise _remote_error(answer, "the environment could not be reset in the base")
+
+    def died(self) -> BaseDiedError:
+        """The error that says how the base process ended."""
+        return BaseDiedError(f"the base process {self._status()}{self._last_words()}")
+
+    def _status(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(5)
+            return processes.describe_exit(code)
+        return "closed its connection"
+
+    def _last_words(self) -> str:
+        text = self._stderr.tail().strip()
+        return f"\n--- end of its stderr:\n{text}" if text else ""
+
+    def close(self) -> None:
+        for fleet in list(self._fleets):
+            fleet.close(timeout=1.0)
+        with self._lock:
+            if self._lifeline < 0:
+                return
+            # The base sees its control socket close, closes its environments and ends; then so does the supervisor.
+            self._control.close()
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                pass
+            except BaseException:
+                self._end()
+                raise
+            self._end()
+
+    def _end(self) -> None:
+        os.close(self._lifeline)
+        self._lifeline = -1
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._forget()
+        _LIVE.discard(self)
+
+    def _forget(self) -> None:
+        self._control.close()
+        self._stdout.close()
+        self._stderr.close()
+
+    def release_after_fork(self) -> None:
+        """In a fork of the trainer: let go of the descriptors, so that the base still notices the trainer's end."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        self._control.close()
+        for fleet in list(self._fleets):
+            fleet.release_after_fork()
+
+
+def _remote_error(failed: base_process.Failed, what: str) -> Exception:
+    """The exception raised in the base, with its traceback there; what cannot be carried over as a SetupError."""
+    error = copy_process.load_exception(failed.exception)
+    if not isinstance(error, Exception):
+        return SetupError(f"{what}:\n{failed.traceback}")
+    error.__cause__ = RemoteTraceback(failed.traceback)
+    return error
+
+
+_LIVE: weakref.WeakSet[LocalBase] = weakref.WeakSet()
+
+
+def _search_path() -> list[str]:
+    """``sys.path`` with the current directory spelled out, which the base process may not share."""
+    return [os.path.abspath(path) if path == "" else path for path in sys.path]
+
+
+def _release_all() -> None:
+    for base in list(_LIVE):
+        with contextlib.suppress(Exception):
+            base.release_after_fork()
+    _LIVE.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_all)

@@ -1,0 +1,266 @@
+"""What must be right in a base before it is forked, and in a copy straight after."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import os
+import re
+import stat
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from prized_gym.engines.local.processes import libc
+from prized_gym.errors import ForkUnsafeError
+
+SINGLE_THREADED = {
+    name: "1"
+    for name in (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "BLIS_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+        "RAYON_NUM_THREADS",
+    )
+} | {"TOKENIZERS_PARALLELISM": "false"}
+"""The environment of a base process: no pool of threads is started that a copy would wait for in vain, and N copies
+do not fight for the cores with N pools."""
+
+_POOL_LIBRARIES = re.compile(r"lib(gomp|iomp5|omp|openblas|scipy_openblas|mkl_|blis)[^/]*$")
+_SAFE_THREAD_NAMES = ("pt_autograd", "OpenBLAS", "iou-")
+
+_MADV_COLLAPSE = 25
+_HUGE_PAGE = 2 << 20
+
+
+def check(allow_threads: bool) -> None:
+    """Refuse to fork a base that holds what a fork cannot carry over.
+
+    Raises:
+        ForkUnsafeError: a live thread that is no known-safe pool (unless ``allow_threads``), or CUDA initialised.
+    """
+    _check_cuda()
+    _stop_tqdm_monitor()
+    if allow_threads:
+        return
+    unsafe = [*_python_threads(), *_native_threads()]
+    if unsafe:
+        raise ForkUnsafeError(
+            f"the base has {len(unsafe)} live thread{'s' if len(unsafe) > 1 else ''} that a fork would not copy, so that "
+            "a copy could wait for it for ever:\n" + "\n".join(unsafe) + "\nStart it in `on_fork` instead, "
+            'run the environment in a whole forked sandbox (engine="gvisor"), or pass allow_threads=True if the copies '
+            "do not need it."
+        )
+
+
+def settle() -> None:
+    """Bring a base into the state that is cheap to fork, once, after everything in it is warm.
+
+    Garbage is collected and the rest hidden from the collector, which would otherwise write to every object of every
+    copy; the pages are collapsed to huge ones, which makes forking gigabytes a matter of milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    _collapse_pages()
+
+
+def single_thread_torch() -> None:
+    """Keep torch from waiting, in a copy, for the worker threads of its base: the first thing done in a copy too."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(1)
+
+
+def fork() -> int:
+    """``os.fork`` without Python's warning about threads, which :func:`check` has looked at more closely."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+@dataclass
+class OpenFile:
+    """A regular file the base holds open."""
+
+    fd: int
+    flags: int
+    close_on_exec: bool
+    path: str
+
+
+def regular_files(ours: Iterable[int]) -> list[OpenFile]:
+    """The regular files open in this process, apart from the descriptors in ``ours``."""
+    skip = set(ours)
+    found: list[OpenFile] = []
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:
+        return found
+    for name in names:
+        fd = int(name)
+        if fd in skip or fd <= 2:
+            continue
+        with contextlib.suppress(OSError):
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                path = os.readlink(f"/proc/self/fd/{fd}")
+                if path.startswith("/memfd:"):
+                    # Memory that is shared on purpose.
+                    continue
+                flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+                close_on_exec = bool(fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC)
+                found.append(OpenFile(fd, flags, close_on_exec, path))
+    return found
+
+
+def reopen(files: Iterable[OpenFile], root: str | None = None) -> None:
+    """Give this copy an offset of its own in each file; forks share one otherwise.
+
+    Args:
+        files: what :func:`regular_files` found before the fork.
+        root: a directory of which this copy has its own view: files below it are opened by their path.
+    """
+    for file in files:
+        with contextlib.suppress(OSError):
+            offset = os.lseek(file.fd, 0, os.SEEK_CUR)
+            flags = file.flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
+            below = root is not None and file.path.startswith(root.rstrip("/") + "/")
+            new = None
+            if below:
+                with contextlib.suppress(OSError):
+                    new = os.open(file.path, flags)
+            if new is None:
+                new = os.open(f"/proc/self/fd/{file.fd}", flags)
+            os.lseek(new, offset, os.SEEK_SET)
+            os.dup2(new, file.fd, inheritable=not file.close_on_exec)
+            os.close(new)
+
+
+def _check_cuda() -> None:
+    torch: Any = sys.modules.get("torch")
+    initialised = False
+    with contextlib.suppress(Exception):
+        initialised = bool(torch is not None and torch.cuda.is_initialized())
+    if not initialised:
+        initialised = any(path.startswith("/dev/nvidia") and "ctl" not in path for path in _open_paths())
+    if initialised:
+        raise ForkUnsafeError(
+            "CUDA is initialised in the base, and a CUDA context does not survive a fork. Keep the model on the CPU "
+            "while warming up and move it to the GPU in `on_fork=lambda env, index, seed: ...`, which runs in each copy."
+        )
+
+
+def _open_paths() -> list[str]:
+    paths: list[str] = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                paths.append(os.readlink(f"/proc/self/fd/{name}"))
+    return paths
+
+
+def _stop_tqdm_monitor() -> None:
+    tqdm: Any = sys.modules.get("tqdm")
+    monitor = getattr(getattr(tqdm, "tqdm", None), "monitor", None)
+    if monitor is not None:
+        with contextlib.suppress(Exception):
+            monitor.exit()
+            tqdm.tqdm.monitor = None
+            tqdm.tqdm.monitor_interval = 0
+
+
+def _python_threads() -> list[str]:
+    found: list[str] = []
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        if thread is threading.current_thread():
+            continue
+        frame = frames.get(thread.ident or -1)
+        place = ""
+        if frame is not None:
+            place = "".join(traceback.format_list(traceback.extract_stack(frame)[-2:])).rstrip()
+        daemon = ", daemon" if thread.daemon else ""
+        found.append(f"- Python thread {thread.name!r}{daemon}, at\n{place}" if place else f"- Python thread {thread.name!r}")
+    return found
+
+
+def _native_threads() -> list[str]:
+    """Threads that Python does not know of and that are not the idle workers of a BLAS or OpenMP pool."""
+    known = {thread.native_id for thread in threading.enumerate()}
+    try:
+        tasks = [int(name) for name in os.listdir("/proc/self/task")]
+    except OSError:
+        return []
+    foreign = [task for task in tasks if task not in known]
+    if not foreign:
+        return []
+    main_name = _task_name(os.getpid())
+    has_pool = _has_pool_library()
+    found: list[str] = []
+    for task in foreign:
+        name = _task_name(task)
+        # Pool workers carry the name of the thread that started them. They hold no lock while idle, and neither BLAS
+        # nor OpenMP is used with more than one thread in a copy.
+        if name is None or (name == main_name and has_pool) or name.startswith(_SAFE_THREAD_NAMES):
+            continue
+        found.append(f"- native thread {task} named {name!r} (started by a library, not by Python)")
+    return found
+
+
+def _task_name(task: int) -> str | None:
+    try:
+        with open(f"/proc/self/task/{task}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _has_pool_library() -> bool:
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        return any(_POOL_LIBRARIES.search(line.rstrip()) for line in maps)
+    return False
+
+
+def _collapse_pages() -> None:
+    """Collapse large private anonymous mappings to huge pages. Best effort: older kernels refuse, which is harmless."""
+    library = libc()
+    if library is None:
+        return
+    madvise = library.madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for start, end in _large_anonymous_mappings():
+        first, last = -(-start // _HUGE_PAGE) * _HUGE_PAGE, end // _HUGE_PAGE * _HUGE_PAGE
+        if last > first:
+            madvise(first, last - first, _MADV_COLLAPSE)
+
+
+def _large_anonymous_mappings() -> list[tuple[int, int]]:
+    """Private writable anonymous mappings of 4 MB and more that are at least half resident."""
+    found: list[tuple[int, int]] = []
+    current: tuple[int, int] | None = None
+    try:
+        with open("/proc/self/smaps") as smaps:
+            for line in smaps:
+                if line[0] in "0123456789abcdef":
+                    fields = line.split()
+                    start, _, end = fields[0].partition("-")
+                    name = fields[5] if len(fields) > 5 else ""
+                    writable_private = fields[1].startswith("rw") and fields[1].endswith("p")
+                    anonymous = fields[4] == "0" and (not name or name == "[heap]" or name.startswith("[anon"))
+                    span = (int(start, 16), int(end, 16))
+                    current = span if writable_private and anonymous and span[1] - span[0] >= 2 * _HUGE_PAGE else None
+                elif current is not None and line.startswith("Rss:"):
+                    if int(line.split()[1]) * 1024 * 2 >= current[1] - current[0]:
+                        found.append(current)
+                    current = None
+    except OSError:
+        return []
+    return found

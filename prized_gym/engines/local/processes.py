@@ -1,0 +1,83 @@
+"""A few facts of Unix processes that Python's standard library does not wrap."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def libc() -> ctypes.CDLL | None:
+    """The C library, on Linux."""
+    return _libc
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the process ``parent``, whose child this is, ends; at once if it has ended already."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # The parent may have died before the call above took effect.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process, from all its threads; empty where there is no /proc."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                found.extend(int(word) for word in file.read().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All descendants of a process, parents before their children."""
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        below = children(queue.pop())
+        found.extend(below)
+        queue.extend(below)
+    return found
+
+
+def kill(pid: int, signum: int = signal.SIGKILL) -> None:
+    """Send a signal to a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def kill_group(pgid: int) -> None:
+    """Kill a process group that may be gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pgid, signal.SIGKILL)
+
+
+def describe_status(status: int) -> str:
+    """What a status of ``os.waitpid`` means, in words."""
+    return describe_exit(os.waitstatus_to_exitcode(status))
+
+
+def describe_exit(code: int) -> str:
+    """What an exit code means, negative for a signal, in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}"

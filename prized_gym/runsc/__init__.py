@@ -1,0 +1,42 @@
+"""Whole sandboxes with gVisor's runsc: run, checkpointed, forked, on this machine. Standard library only, synchronous,
+thread-safe.
+
+runsc = Runsc.find()
+with Sandbox.create(runsc=runsc) as base:
+    base.exec("python -m http.server 8000 --bind 127.0.0.1", background=True)
+    for copy in base.fork(8):
+        with copy, copy.connect_port(8000) as stream:
+            stream.sendall(b"GET / HTTP/1.0\r\n\r\n")
+"""
+
+from .doctor import Check, diagnose
+from .errors import RunscError, RunscUnavailable, SandboxDied, SandboxStateError, SandboxTimeout
+from .execute import ExecResult
+from .files import FileInfo, Files
+from .find import Runsc
+from .python import PythonPaths, python_paths
+from .sandbox import Sandbox
+from .store import Kept, delete_kept, list_kept, sweep
+from .stream import Stream
+
+__all__ = [
+    "Check",
+    "ExecResult",
+    "FileInfo",
+    "Files",
+    "Kept",
+    "PythonPaths",
+    "Runsc",
+    "RunscError",
+    "RunscUnavailable",
+    "Sandbox",
+    "SandboxDied",
+    "SandboxStateError",
+    "SandboxTimeout",
+    "Stream",
+    "delete_kept",
+    "diagnose",
+    "list_kept",
+    "python_paths",
+    "sweep",
+]

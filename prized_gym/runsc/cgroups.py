@@ -1,0 +1,152 @@
+"""Memory, CPU and process limits by cgroup, version 1 or 2, as far as this machine lets us."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CONTROLLERS = ("memory", "cpu", "pids")
+
+
+def _mounts() -> tuple[dict[str, Path], Path | None]:
+    """Where each version 1 controller is mounted, and where version 2 is."""
+    first: dict[str, Path] = {}
+    second: Path | None = None
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, where, kind, options, *_ = line.split(" ")
+        if kind == "cgroup":
+            for option in options.split(","):
+                if option in CONTROLLERS:
+                    first.setdefault(option, Path(where))
+        elif kind == "cgroup2" and second is None:
+            second = Path(where)
+    return first, second
+
+
+def _own() -> dict[str, str]:
+    """This process's own cgroup per version 1 controller; version 2 under the empty name."""
+    own: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            own[controller] = path
+    return own
+
+
+def parents() -> dict[str, Path]:
+    """For each controller the writable cgroup in which groups of sandboxes can be made; a controller left out cannot be
+    used.
+    """
+    try:
+        first, second = _mounts()
+        own = _own()
+    except OSError:
+        return {}
+    found: dict[str, Path] = {}
+    for controller, where in first.items():
+        # Below the own group, so that limits set on this process go on holding. In a container the mount may show the
+        # own group as its root.
+        for parent in (where / own.get(controller, "/").lstrip("/"), where):
+            if parent.is_dir() and os.access(parent, os.W_OK):
+                found[controller] = parent
+                break
+    if second is not None:
+        for parent in (second / own.get("", "/").lstrip("/"), second):
+            # A group that holds processes cannot pass controllers on, except the root.
+            try:
+                enabled = (parent / "cgroup.subtree_control").read_text().split()
+            except OSError:
+                continue
+            if os.access(parent, os.W_OK):
+                for controller in CONTROLLERS:
+                    if controller in enabled:
+                        found.setdefault(controller, parent)
+    return found
+
+
+@dataclass
+class Group:
+    """The cgroups of one sandbox."""
+
+    paths: dict[str, Path] = field(default_factory=dict)
+    out_of_memory: int | None = None  # an eventfd that becomes readable, version 1 only
+    _keep: list[int] = field(default_factory=list)
+
+    @property
+    def joins(self) -> list[Path]:
+        """The files a process writes its pid to to enter."""
+        return [path / "cgroup.procs" for path in dict.fromkeys(self.paths.values())]
+
+    def killed(self) -> bool:
+        """Whether the kernel killed something in it for lack of memory."""
+        path = self.paths.get("memory")
+        if path is None:
+            return False
+        for name in ("memory.events", "memory.oom_control"):
+            try:
+                for line in (path / name).read_text().splitlines():
+                    key, _, value = line.partition(" ")
+                    if key == "oom_kill" and int(value) > 0:
+                        return True
+            except (OSError, ValueError):
+                continue
+        return False
+
+    def remove(self) -> bool:
+        """Remove it; False while processes of it are still ending."""
+        for fd in [*self._keep, *([] if self.out_of_memory is None else [self.out_of_memory])]:
+            os.close(fd)
+        self._keep, self.out_of_memory = [], None
+        done = True
+        for path in dict.fromkeys(self.paths.values()):
+            try:
+                path.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                done = False
+        return done
+
+
+def make(name: str, *, memory: int, cpus: float, processes: int) -> Group:
+    """A group with limits: `memory` in bytes, `cpus` in CPUs, `processes` in host threads. What cannot be limited here
+    is left out.
+    """
+    group = Group()
+    for controller, parent in parents().items():
+        path = parent / name
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError:
+            continue
+        group.paths[controller] = path
+        second = (path / "cgroup.controllers").exists()
+        settings = {
+            ("memory", True): {"memory.max": str(memory), "memory.swap.max": "0", "memory.oom.group": "1"},
+            ("memory", False): {"memory.limit_in_bytes": str(memory), "memory.memsw.limit_in_bytes": str(memory)},
+            ("cpu", True): {"cpu.max": f"{int(cpus * 100_000)} 100000"},
+            ("cpu", False): {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": str(int(cpus * 100_000))},
+            ("pids", True): {"pids.max": str(processes)},
+            ("pids", False): {"pids.max": str(processes)},
+        }[controller, second]
+        for file, value in settings.items():
+            try:
+                (path / file).write_text(value)
+            except OSError:
+                continue
+        if controller == "memory" and not second:
+            _watch(group, path)
+    return group
+
+
+def _watch(group: Group, path: Path) -> None:
+    """Have the kernel tell when version 1 runs out of memory: it kills one process, and half a sandbox is none."""
+    try:
+        control = os.open(path / "memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
+        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        group._keep.append(control)
+        group.out_of_memory = event
+        (path / "cgroup.event_control").write_text(f"{event} {control}")
+    except OSError:
+        return

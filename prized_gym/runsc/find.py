@@ -1,0 +1,116 @@
+"""Finding a runsc that can do what forks need, and saying what is wrong with one that cannot."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import network
+from .errors import RunscError, RunscUnavailable
+
+HOW = (
+    "On Debian, `python scripts/get_runsc.py DIR` of the prized_gym repository brings one that works; set RUNSC to the path it prints. Elsewhere install "
+    "gVisor, and set RUNSC or put runsc on PATH. `prized-gym doctor` says more."
+)
+_probed: dict[str, Runsc | RunscUnavailable] = {}
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Runsc:
+    """A runsc binary that ran, checkpointed and restored a sandbox on this machine."""
+
+    path: str
+    version: str
+
+    @classmethod
+    def find(cls, path: str | os.PathLike[str] | None = None) -> Runsc:
+        """The runsc at `path`, else at RUNSC in the environment, else on PATH.
+
+        Each is probed once per process: a small sandbox is run, checkpointed and restored, which takes about a second.
+            Raises RunscUnavailable.
+        """
+        found = cls.locate(path)
+        with _lock:
+            if found not in _probed:
+                try:
+                    _probed[found] = _probe(found)
+                except RunscUnavailable as error:
+                    _probed[found] = error
+            result = _probed[found]
+        if isinstance(result, RunscUnavailable):
+            raise RunscUnavailable(result.reason, result.remedy)
+        return result
+
+    @staticmethod
+    def locate(path: str | os.PathLike[str] | None = None) -> str:
+        """Where `find` looks: the absolute path of a runsc, not tried yet. Raises RunscUnavailable."""
+        if not sys.platform.startswith("linux"):
+            raise RunscUnavailable(
+                f"gVisor runs on Linux only, not on {platform.system()}", "Use the local or the prized engine."
+            )
+        asked = os.fspath(path) if path is not None else os.environ.get("RUNSC") or None
+        found = shutil.which(asked or "runsc")
+        if found is None:
+            where = "the argument" if path is not None else "RUNSC" if asked else "PATH"
+            reason = (
+                f"no executable runsc at {asked} (from {where})" if asked else "no runsc on PATH, and RUNSC is not set"
+            )
+            raise RunscUnavailable(reason, HOW)
+        return os.path.realpath(found)
+
+    @property
+    def slirp4netns(self) -> str | None:
+        """The slirp4netns for sandboxes with a network, or None."""
+        return network.find_slirp4netns(self.path)
+
+    def command(self, state: Path, outbound: bool, arguments: Sequence[str]) -> list[str]:
+        """A whole command line. `state` is runsc's directory of state files."""
+        net = ["--network=sandbox", "--net-disconnect-ok"] if outbound else ["--network=none"]
+        return [
+            self.path, "--platform=systrap", "--ignore-cgroups", "--overlay2=root:memory", "--host-uds=open", f"--root={state}", *net, *arguments,
+        ]  # fmt: skip
+
+
+def version(path: str) -> str:
+    """What `runsc --version` says of itself. Raises RunscUnavailable."""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RunscUnavailable(f"{path} does not run: {error}", HOW) from None
+    first, _, rest = (done.stdout or done.stderr).strip().partition("\n")
+    if done.returncode or not first.startswith("runsc version "):
+        raise RunscUnavailable(f"{path} does not run as runsc: {(first + rest)[:500]}", HOW)
+    return first.removeprefix("runsc version ")
+
+
+def _probe(path: str) -> Runsc:
+    from .sandbox import Sandbox  # it needs this module
+
+    runsc = Runsc(path, version(path))
+    boxes: list[Any] = []
+    step = "run"
+    try:
+        boxes.append(
+            Sandbox.create(runsc=runsc, vcpu=1, memory_gb=0.5, disk_gb=0.01, max_runtime_min=2, start_timeout=20)
+        )
+        step = "checkpoint and restore"
+        boxes += boxes[0].fork(1, timeout=20)
+        if boxes[1].exec(["/bin/true"], timeout=10).exit_code != 0:
+            raise RunscError("a restored sandbox does not run /bin/true")
+    except (RunscError, OSError) as error:
+        raise RunscUnavailable(
+            f"{path} ({runsc.version}) cannot {step} a sandbox on this machine: {error}", HOW
+        ) from error
+    finally:
+        for box in boxes:
+            box.close()
+    return runsc

@@ -1,0 +1,544 @@
+# ruff: noqa: PTH100
+"""A sandbox: made, used, forked, kept, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from . import bundle, store
+from .agent import HOME, MAX_PROCESSES
+from .awake import Awake
+from .connection import Link
+from .errors import RunscError, SandboxDied, SandboxStateError
+from .execute import ExecResult, execute
+from .files import Files
+from .find import Runsc
+from .maker import Maker, uninterrupted
+from .python import PythonPaths, python_paths
+from .stream import Stream, open_stream
+
+Network = Literal["none", "outbound"]
+State = Literal["running", "paused", "kept", "dead", "closed"]
+
+RESTORES_AT_ONCE = 4  # more restores at once are no faster
+SENTRY_MEMORY = 192 << 20  # bytes the sentry itself may need beyond what it gives the guest
+_HOST_THREADS = 4 * MAX_PROCESSES  # of sentry, gofer and the guest's threads, where a cgroup counts them
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a sandbox was made with; copies inherit it."""
+
+    vcpu: float
+    memory: int
+    disk: int
+    env_vars: dict[str, str]
+    network: Network
+    max_runtime_min: float | None
+    python: PythonPaths
+    mounts: dict[str, str]
+
+
+class Sandbox:
+    """A sandbox of gVisor on this machine. Thread-safe. It ends with this process, unless it is kept.
+
+    Commands run as an ordinary user, `user`, whose home is /home/user: the agent, root inside, thereby stays out of
+    their reach, and limits on processes bind. `pip install` into a virtual environment or with --user works; installing
+    system packages does not.
+    """
+
+    def __init__(
+        self, maker: Maker, id: str, spec: Spec, labels: Mapping[str, str], root: Path, idle_after: float | None
+    ) -> None:
+        self.id = id
+        self.labels = dict(labels)
+        self.created_at = time.time()
+        self.spec = spec
+        self._maker = maker
+        self._root = root
+        self._directory = maker.directory / "boxes" / id
+        self._state: State = "running"
+        self._image: Path | None = None  # of the paused state
+        self._forking = threading.Lock()
+        self._callbacks: list[Callable[[str], None]] = []
+        self._link = Link(maker.hub, self._directory / "c" / "a.sock", lambda reason: self._end_soon(reason))
+        self._awake = Awake(
+            lambda: maker.tell("stop", id=id), lambda: maker.tell("continue", id=id), maker.hub.poke, idle_after
+        )
+        self.files = Files(self._link, self._awake)
+
+    # -- making
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        runsc: Runsc | None = None,
+        vcpu: float = 1,
+        memory_gb: float = 2,
+        disk_gb: float = 4,
+        env_vars: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        network: Network = "none",
+        max_runtime_min: float | None = 60,
+        python: PythonPaths | None = None,
+        mounts: Mapping[str, str] | None = None,
+        idle_after: float | None = 1.0,
+        start_timeout: float = 60,
+    ) -> Sandbox:
+        """Start a sandbox and wait for its agent.
+
+        vcpu, memory_gb, disk_gb: limits. The disk is memory too: a cgroup bounds memory plus disk, and its own size the
+            disk (/home). `diagnose()` says
+            which of them this machine enforces
+        env_vars: for every command
+        network: "outbound" lets it connect out (needs root and slirp4netns); nothing connects in but `connect`
+        max_runtime_min: minutes after which it is ended, even if this process hangs; None for no limit. Each copy has
+            its own
+        python: what `python_paths()` gives, by default of this process
+        mounts: more directories and files to show read-only, from absolute path inside to path here
+        idle_after: seconds without use after which it is stopped until the next use; None for never
+
+        Raises RunscUnavailable, RunscError, SandboxTimeout.
+        """
+        _check(network, vcpu, memory_gb, disk_gb)
+        if max_runtime_min is not None and not max_runtime_min > 0:
+            raise ValueError("max_runtime_min must be positive, or None")
+        binds = {_inside(path): os.path.abspath(host) for path, host in (mounts or {}).items()}
+        for host in binds.values():
+            os.stat(host)
+        spec = Spec(
+            vcpu,
+            int(memory_gb * (1 << 30)),
+            int(disk_gb * (1 << 30)),
+            _strings(env_vars),
+            network,
+            max_runtime_min,
+            python or python_paths(),
+            binds,
+        )
+        maker = Maker.get(runsc or Runsc.find())
+        return cls._bring(maker, spec, _strings(labels), maker.root(), None, 1, idle_after, start_timeout)[0]
+
+    @classmethod
+    def connect(cls, id: str, *, runsc: Runsc | None = None) -> Sandbox:
+        """A kept sandbox by its id, from any process of this user. It can be forked, and nothing else.
+        SandboxStateError if there is none.
+        """
+        directory, description = store.read_kept(id)
+        maker = Maker.get(runsc or Runsc.find())
+        if description["runsc"] != maker.runsc.version:
+            raise SandboxStateError(
+                f"sandbox {id} was kept by runsc {description['runsc']}, and this one is {maker.runsc.version}"
+            )
+        values = description["spec"]
+        python = values["python"]
+        spec = Spec(
+            **{
+                **values,
+                "python": PythonPaths(
+                    python["executable"], python["base"], tuple(python["binds"]), tuple(python["search"])
+                ),
+            }
+        )
+        box = cls(maker, id, spec, description["labels"], maker.root(directory / "root"), description["idle_after"])
+        box.created_at = description["created_at"]
+        box._state = "kept"
+        box._image = directory / "image"
+        return box
+
+    @classmethod
+    def _bring(
+        cls,
+        maker: Maker,
+        spec: Spec,
+        labels: dict[str, str],
+        root: Path,
+        image: Path | None,
+        n: int,
+        idle_after: float | None,
+        timeout: float,
+    ) -> list[Sandbox]:
+        """Start `n` sandboxes, afresh or from an image; all of them or none."""
+        boxes = [cls(maker, store.new_id(), spec, labels, root, idle_after) for _ in range(n)]
+
+        def close() -> None:
+            for box in boxes:
+                box.close()
+
+        def bring() -> list[Sandbox]:
+            try:
+                with ThreadPoolExecutor(min(n, RESTORES_AT_ONCE), thread_name_prefix="prized_gym-restore") as pool:
+                    started = [pool.submit(box._start, image, timeout) for box in boxes]
+                    for future in started:
+                        try:
+                            future.result()
+                        except BaseException:
+                            close()  # the others end at once instead of starting
+                            raise
+            except BaseException:
+                close()
+                raise
+            return boxes
+
+        return uninterrupted(bring, close, lambda _: close())
+
+    def _start(self, image: Path | None, timeout: float) -> None:
+        """Have the supervisor run or restore it, and wait for the agent to dial."""
+        ends = time.monotonic() + timeout
+        maker, spec = self._maker, self.spec
+        self._must_be("running")
+        (self._directory / "c").mkdir(parents=True, mode=0o700)
+        outbound = spec.network == "outbound"
+        namespace = self._directory / "netns" if outbound else None
+        config = bundle.configuration(
+            self._root,
+            self._directory / "c",
+            python=spec.python,
+            mounts=spec.mounts,
+            disk=spec.disk,
+            memory=spec.memory,
+            namespace=namespace,
+        )
+        bundle.write_bundle(self._directory, config)
+        how = ["run", "--detach"] if image is None else ["restore", "--detach", f"--image-path={image}"]
+        self._link.listen()
+        maker.boxes[self.id] = self._died
+        self._must_be("running")
+        started = maker.request(
+            "start",
+            id=self.id,
+            argv=maker.runsc.command(
+                maker.directory / "state", outbound, [*how, "--bundle", str(self._directory), self.id]
+            ),
+            log=str(self._directory / "runsc.log"),
+            what="start" if image is None else "restore",
+            timeout=timeout,
+            seconds=None if spec.max_runtime_min is None else spec.max_runtime_min * 60,
+            network=str(namespace) if namespace else None,
+            limits={"memory": spec.memory + spec.disk + SENTRY_MEMORY, "cpus": spec.vcpu, "processes": _HOST_THREADS},
+        )
+        if self._state != "running":  # closed meanwhile, maybe before the supervisor knew of it
+            maker.request("kill", id=self.id)
+        try:
+            started.result(timeout + 10)
+        except RunscError as error:
+            raise RunscError(
+                f"sandbox {self.id} could not be {'started' if image is None else 'restored'}: {error}"
+            ) from None
+        self._link.connected(max(1.0, ends - time.monotonic()))
+        maker.hub.ticks[self._awake] = self._awake.tick
+        self._awake.touch()
+        maker.hub.poke()
+
+    # -- state
+
+    @property
+    def state(self) -> State:
+        """running, paused, kept, dead (it ended by itself), or closed. A copy stopped for idleness is running."""
+        if self._state == "running" and self._awake.paused:
+            return "paused"
+        return self._state
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its processes are stopped at present, for idleness or by `pause`."""
+        return self._awake.stopped
+
+    @property
+    def death(self) -> str | None:
+        """Why it ended, None while it has not."""
+        return self._link.death
+
+    def wait_dead(self, timeout: float | None = None) -> str | None:
+        """Wait until it has ended; why, or None if it has not within `timeout` seconds."""
+        return self._link.wait_death(timeout)
+
+    def on_death(self, callback: Callable[[str], None]) -> None:
+        """Have `callback(reason)` called once when it ends by itself, from a background thread; at once if it has."""
+        self._callbacks.append(callback)
+        if self._state == "dead" and callback in self._callbacks:
+            self._call_back(self.death or "ended")
+
+    def hold(self) -> contextlib.AbstractContextManager[None]:
+        """`with box.hold():` keeps it from being stopped for idleness while something in it is waited for."""
+        return self._awake.hold()
+
+    def touch(self) -> None:
+        """Wake it if it was stopped for idleness, and count its idle time from here. Costs next to nothing when it is
+        awake.
+        """
+        self._awake.touch()
+
+    def idle(self) -> bool:
+        """Stop it until its next use, as `idle_after` would; False when it is in use."""
+        self._must_be("running")
+        return self._awake.idle()
+
+    @property
+    def idle_after(self) -> float | None:
+        """Seconds without use after which it is stopped until the next use; None for never."""
+        return self._awake.idle_after
+
+    @idle_after.setter
+    def idle_after(self, seconds: float | None) -> None:
+        self._awake.idle_after = seconds
+        self._maker.hub.poke()
+
+    def pause(self) -> None:
+        """Stop all its processes until `resume`. It goes on taking its memory; forks of it share one checkpoint."""
+        self._must_be("running")
+        self._awake.pause()
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        self._must_be("running")
+        with self._forking:
+            self._drop_image()
+            self._awake.resume()
+
+    # -- use
+
+    def exec(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        background: bool = False,
+        user: Literal["user", "root"] = "user",
+        stdin: bytes = b"",
+        on_output: Callable[[str, bytes], None] | None = None,
+        max_output: int = 16 << 20,
+    ) -> ExecResult:
+        """Run a command and wait for its end. A fork of the sandbox meanwhile does not disturb it.
+
+        cmd: a shell command (bash where there is one), or a list of words
+        timeout: seconds until its whole process group is killed, which is a result with `timed_out`, not an error
+        cwd: relative to the home
+        background: return at once, with its pid; input and output are /dev/null unless the command redirects them
+        user: "root" is root inside the sandbox with few rights; it can break the sandbox's own agent, and nothing
+            outside
+        on_output: called with "stdout" or "stderr" and bytes as they come, in this thread
+        max_output: bytes kept of each output, from its end
+
+        Raises an OSError when the command cannot be started, SandboxDied, SandboxTimeout, SandboxStateError.
+        """
+        self._must_be("running")
+        if user not in ("user", "root"):
+            raise ValueError(f"user must be 'user' or 'root', not {user!r}")
+        shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+        argv = [shell, "-c", cmd] if isinstance(cmd, str) else [os.fspath(word) for word in cmd]
+        request = {
+            "argv": argv,
+            "env": {**bundle.environment(self.spec.python), **self.spec.env_vars, **_strings(env)},
+            "cwd": cwd or HOME,
+            "user": user,
+            "background": background,
+            "timeout": timeout,
+        }
+        with self._awake.hold():
+            return execute(
+                self._link,
+                request,
+                stdin=stdin,
+                on_output=on_output,
+                max_output=max_output,
+                stopped=lambda: self._awake.paused,
+            )
+
+    def connect_port(self, port: int, timeout: float = 10) -> Stream:
+        """A byte stream to 127.0.0.1:`port` inside, as a socket. See `Stream`. ConnectionRefusedError when nobody
+        listens there.
+        """
+        self._must_be("running")
+        return open_stream(self._link, self._awake, port, timeout)
+
+    # -- forks
+
+    def fork(
+        self,
+        n: int = 1,
+        *,
+        labels: Mapping[str, str] | None = None,
+        network: Network | None = None,
+        timeout: float = 120,
+    ) -> list[Sandbox]:
+        """Make `n` live copies: memory, processes, disk. All of them or none.
+
+        It may be running, paused (and stays so; unchanged, it is checkpointed once for all its forks), kept, or a fork
+        itself. Commands in it go on, TCP streams to it end. `labels` replace its own; `network` None is its own.
+        """
+        if n < 1:
+            raise ValueError(f"n must be at least 1, not {n}")
+        spec = self.spec if network is None else replace(self.spec, network=network)
+        _check(spec.network)
+        names = self.labels if labels is None else _strings(labels)
+        with self._forking:
+            image, temporary = self._checkpoint(timeout)
+            try:
+                return self._bring(self._maker, spec, names, self._root, image, n, self.idle_after, timeout)
+            finally:
+                if temporary:
+                    shutil.rmtree(image, ignore_errors=True)
+
+    def _checkpoint(self, timeout: float) -> tuple[Path, bool]:
+        """An image of its present state, and whether it is to be removed after use."""
+        if self._image is not None:
+            return self._image, False
+        self._must_be("running")
+        image = self._maker.directory / "images" / uuid.uuid4().hex[:12]
+
+        def save() -> None:
+            arguments = ["checkpoint", "--compression=none", "--leave-running", f"--image-path={image}", self.id]
+            try:
+                image.mkdir()
+                with self._awake.hold(even_paused=True), self._link.silent(timeout):
+                    saved = self._maker.request(
+                        "command",
+                        id=self.id,
+                        argv=self._maker.runsc.command(
+                            self._maker.directory / "state", self.spec.network == "outbound", arguments
+                        ),
+                        log=str(self._directory / "runsc.log"),
+                        what="checkpoint",
+                        timeout=timeout,
+                    )
+                    saved.result(timeout + 10)
+            except BaseException as error:
+                shutil.rmtree(image, ignore_errors=True)
+                if isinstance(error, RunscError) and self.death is None:
+                    raise type(error)(f"sandbox {self.id} could not be checkpointed: {error}") from None
+                if isinstance(error, RunscError):
+                    raise SandboxDied(f"sandbox {self.id} ended during its checkpoint: {self.death}") from None
+                raise
+
+        uninterrupted(save, lambda: None, lambda _: shutil.rmtree(image, ignore_errors=True))
+        if self._awake.paused:
+            self._image = image
+            return image, False
+        return image, True
+
+    def keep(self) -> str:
+        """Put its present state on disk under its id and end it here. `Sandbox.connect(id)` forks it later, from any
+        process of this user.
+        """
+        if self._state == "kept":
+            return self.id
+        with self._forking:
+            image, _ = self._checkpoint(120)
+            self._image = None
+            description = {
+                "labels": self.labels,
+                "created_at": self.created_at,
+                "kept_at": time.time(),
+                "idle_after": self.idle_after,
+                "runsc": self._maker.runsc.version,
+                "spec": asdict(self.spec),
+            }
+            try:
+                store.write_kept(self.id, image, self._root, description)
+            finally:
+                shutil.rmtree(image, ignore_errors=True)
+            self._end("kept")
+            self._state = "kept"
+            self._image = store.read_kept(self.id)[0] / "image"
+        return self.id
+
+    # -- the end
+
+    def close(self) -> None:
+        """End it at once; nothing of it is left. Of a kept one only this handle ends."""
+        if self._state == "kept":
+            return
+        self._end("closed")
+        self._drop_image()
+
+    def _end(self, reason: str) -> None:
+        if self._state in ("closed", "kept"):
+            return
+        was, self._state = self._state, "closed"
+        self._maker.hub.ticks.pop(self._awake, None)
+        if os.getpid() != self._maker.pid or self._maker.over:
+            return
+        if was != "dead":
+            known = self._maker.boxes.pop(self.id, None) is not None
+            if known:
+                with contextlib.suppress(RunscError, TimeoutError):
+                    self._maker.request("kill", id=self.id, reason=reason).result(10)
+            self._link.died(reason)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _end_soon(self, reason: str) -> None:
+        """For the hub's thread, which must not wait."""
+        self._maker.request("kill", id=self.id, reason=reason)
+
+    def _died(self, reason: str) -> None:
+        """Told by the hub."""
+        if self._state == "running":
+            self._state = "dead"
+        self._maker.hub.ticks.pop(self._awake, None)
+        self._link.died(reason)
+        shutil.rmtree(self._directory / "c", ignore_errors=True)
+        self._call_back(reason)
+
+    def _call_back(self, reason: str) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            with contextlib.suppress(Exception):
+                callback(reason)
+
+    def _drop_image(self) -> None:
+        image, self._image = self._image, None
+        if image is not None:
+            shutil.rmtree(image, ignore_errors=True)
+
+    def _must_be(self, state: State) -> None:
+        if self._state == state:
+            return
+        if self._state == "dead":
+            raise SandboxDied(f"sandbox {self.id} ended: {self.death}")
+        raise SandboxStateError(f"sandbox {self.id} is {self._state}")
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id} {self.state}>"
+
+
+def _check(network: str, *positive: float) -> None:
+    if network not in ("none", "outbound"):
+        raise ValueError(f"network must be 'none' or 'outbound', not {network!r}")
+    for value in positive:
+        if not value > 0:
+            raise ValueError(f"vcpu, memory_gb and disk_gb must be positive, not {value!r}")
+
+
+def _strings(values: Mapping[str, str] | None) -> dict[str, str]:
+    return {str(key): str(value) for key, value in (values or {}).items()}
+
+
+def _inside(path: str) -> str:
+    normal = os.path.normpath(path)
+    if (
+        not normal.startswith("/")
+        or normal in ("/", "/ctl", "/proc", "/sys", "/dev", "/agent.py")
+        or normal.startswith(("/ctl/", "/proc/", "/sys/"))
+    ):
+        raise ValueError(f"{path!r} is no place to mount something in a sandbox")
+    return normal

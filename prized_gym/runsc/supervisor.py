@@ -1,0 +1,403 @@
+"""The supervisor: a small process that owns every sandbox of one maker, and outlives the maker by as long as it takes
+to remove them.
+
+It is PID 1 of a PID namespace with a mount namespace of its own (and, without root, a user and a network namespace).
+Whatever happens, nothing
+stays: when the maker ends, however it ends, its end of the control socket closes and its pidfd becomes readable, and
+    the supervisor kills everything and removes the maker's directory; when the supervisor itself is killed, the kernel
+    kills the namespace with it.
+
+The maker sends one JSON object per line and gets one back for each that carries `n`; events carry `event`. One thread,
+one loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import cgroups, network, processes
+
+BOOT = (  # runs this module without importing the packages above it, which need more than the standard library
+    "import sys, types\n"
+    "for name, path in (('prized_gym', sys.argv[1]), ('prized_gym.runsc', sys.argv[1] + '/runsc')):\n"
+    "    module = sys.modules[name] = types.ModuleType(name)\n"
+    "    module.__path__ = [path]\n"
+    "from prized_gym.runsc.supervisor import main\n"
+    "main(sys.argv[2])\n"
+)
+
+
+class Box:
+    """A sandbox, or what is on its way to become one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pid: int | None = None  # the sentry
+        self.group = cgroups.Group()
+        self.namespace: Path | None = None
+        self.slirp: int | None = None
+        self.stopped: list[int] | None = None
+        self.commands: dict[int, Callable[[int], None]] = {}  # running runsc commands about it
+        self.ends_at: float | None = None
+        self.reason = ""  # why it was ended, when we did
+        self.killers: list[int] = []  # requests that wait for its end
+
+
+class Supervisor:
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.directory = Path(config["directory"])
+        self.name = self.directory.name
+        self.slirp4netns: str | None = config["slirp4netns"]
+        self.control = socket.socket(fileno=config["control_fd"])
+        self.maker_fd: int | None = config["maker_fd"]
+        self.boxes: dict[str, Box] = {}
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.removable: list[cgroups.Group] = []
+        self.incoming = b""
+        self.sysctls_hidden = False
+        self.over = False
+        self.selector = selectors.DefaultSelector()
+
+    # -- the loop
+
+    def run(self) -> None:
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.selector.register(wake_read, selectors.EVENT_READ, lambda: self.reap(wake_read))
+        self.selector.register(self.control, selectors.EVENT_READ, self.read)
+        if self.maker_fd is not None:
+            self.selector.register(self.maker_fd, selectors.EVENT_READ, self.end)
+        self.say({"event": "ready"})
+        while not self.over:
+            wait = max(0.0, min(when for when, _ in self.timers) - time.monotonic()) if self.timers else None
+            for key, _ in self.selector.select(wait):
+                try:
+                    key.data()
+                except Exception as error:
+                    sys.stderr.write(f"supervisor: {error!r}\n")
+            now = time.monotonic()
+            due = [action for when, action in self.timers if when <= now]
+            self.timers = [timer for timer in self.timers if timer[0] > now]
+            for action in due:
+                action()
+
+    def end(self) -> None:
+        self.over = True
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.timers.append((time.monotonic() + seconds, action))
+
+    def say(self, message: dict[str, Any]) -> None:
+        try:
+            self.control.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self.over = True
+
+    def read(self) -> None:
+        data = self.control.recv(1 << 20)
+        if not data:
+            self.over = True
+            return
+        *lines, self.incoming = (self.incoming + data).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            try:
+                getattr(self, "do_" + request["op"])(request)
+            except Exception as error:
+                self.answer(request, error=f"{type(error).__name__}: {error}")
+
+    def answer(self, request: dict[str, Any], **values: Any) -> None:
+        if "n" in request:
+            self.say({"n": request["n"], **values})
+
+    # -- requests
+
+    def do_start(self, request: dict[str, Any]) -> None:
+        """Run or restore a sandbox: make its cgroup and its network, then run `argv`; answers when that has ended."""
+        name = request["id"]
+        box = self.boxes[name] = Box(name)
+        limits = request["limits"]
+        box.group = cgroups.make(
+            f"prized-gym-{self.name}-{name}",
+            memory=limits["memory"],
+            cpus=limits["cpus"],
+            processes=limits["processes"],
+        )
+        if box.group.out_of_memory is not None:
+            self.selector.register(box.group.out_of_memory, selectors.EVENT_READ, lambda: self.out_of_memory(box))
+        if request["seconds"] is not None:
+            box.ends_at = time.monotonic() + request["seconds"]
+            self.after(request["seconds"], lambda: self.kill(box, "max_runtime_min is over"))
+        if request["network"]:
+            self.connect(box, Path(request["network"]), lambda error: self.start(box, request, error))
+        else:
+            self.start(box, request, None)
+
+    def start(self, box: Box, request: dict[str, Any], error: str | None) -> None:
+        if error is None and not box.reason:
+            self.command(box, request, box.group.joins, lambda status: self.started(box, request, status))
+        else:
+            self.answer(request, error=error or box.reason)
+            self.finish(box)
+
+    def started(self, box: Box, request: dict[str, Any], status: int) -> None:
+        try:
+            box.pid = self.sentry(box.name)
+        except (OSError, ValueError, KeyError):
+            box.pid = None
+        if status == 0 and box.pid is not None and not box.reason and os.path.exists(f"/proc/{box.pid}"):
+            self.answer(request, pid=box.pid)
+            return
+        reason = box.reason or f"runsc ended with {status}:\n{self.tail(request['log'])}"
+        self.answer(request, error=reason)
+        if not box.reason:
+            self.kill(box, reason)
+
+    def do_command(self, request: dict[str, Any]) -> None:
+        """Run another runsc command about a sandbox, such as a checkpoint."""
+        box = self.boxes[request["id"]]
+
+        def ended(status: int) -> None:
+            if status == 0:
+                self.answer(request)
+            else:
+                self.answer(request, error=box.reason or f"runsc ended with {status}:\n{self.tail(request['log'])}")
+
+        self.command(box, request, [], ended)
+
+    def do_stop(self, request: dict[str, Any]) -> None:
+        box = self.boxes.get(request["id"])
+        if box is not None and box.pid is not None and box.stopped is None:
+            box.stopped = processes.stop(box.pid)
+        self.answer(request)
+
+    def do_continue(self, request: dict[str, Any]) -> None:
+        box = self.boxes.get(request["id"])
+        if box is not None and box.stopped is not None:
+            stopped, box.stopped = box.stopped, None
+            processes.resume(stopped)
+        self.answer(request)
+
+    def do_kill(self, request: dict[str, Any]) -> None:
+        box = self.boxes.get(request["id"])
+        if box is None:
+            self.answer(request)
+            return
+        box.killers.append(request["n"])
+        self.kill(box, request.get("reason") or "closed")
+
+    # -- processes
+
+    def spawn(self, argv: list[str], log: str, joins: list[Path], keep: int | None = None) -> int:
+        """Start a process in a session of its own, its output in a file, inside the cgroups whose process lists are
+        `joins`.
+        """
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            os.setsid()
+            for join in joins:
+                try:
+                    join.write_text(str(os.getpid()))
+                except OSError:
+                    pass
+            null = os.open(os.devnull, os.O_RDONLY)
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(null, 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            if keep is not None:
+                os.set_inheritable(keep, True)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.execv(argv[0], argv)
+        finally:
+            os._exit(127)
+
+    def command(self, box: Box, request: dict[str, Any], joins: list[Path], ended: Callable[[int], None]) -> None:
+        pid = self.spawn(request["argv"], request["log"], joins)
+        box.commands[pid] = ended
+
+        def overdue() -> None:
+            if pid in box.commands:
+                self.kill(box, f"{request['what']} took longer than {request['timeout']:g} s")
+
+        self.after(request["timeout"], overdue)
+
+    def reap(self, wake: int) -> None:
+        try:
+            os.read(wake, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            for box in list(self.boxes.values()):
+                if pid in box.commands:
+                    box.commands.pop(pid)(code)
+                    if box.reason and not box.commands:
+                        self.kill(box, box.reason)
+                elif pid == box.pid:
+                    box.pid = None
+                    if not box.reason:
+                        box.reason = "out of memory" if box.group.killed() else f"its sentry ended with {code}"
+                    self.finish(box)
+                elif pid == box.slirp:
+                    box.slirp = None
+
+    def out_of_memory(self, box: Box) -> None:
+        assert box.group.out_of_memory is not None
+        try:
+            os.eventfd_read(box.group.out_of_memory)
+        except BlockingIOError:
+            return
+        self.kill(box, "out of memory")
+
+    def kill(self, box: Box, reason: str) -> None:
+        """End a sandbox at once. Its gofer and its children end by themselves when the sentry is gone."""
+        if self.boxes.get(box.name) is not box:
+            return
+        box.reason = box.reason or reason
+        for pid in box.commands:  # they end first: one may be about to make the sandbox
+            self.signal(-pid)
+        if box.commands:
+            return
+        if box.pid is not None:
+            self.signal(box.pid)
+            return
+        for pid in processes.mentioning({box.name}):  # a command killed half-way left them unrecorded
+            self.signal(pid)
+        self.finish(box)
+
+    def finish(self, box: Box) -> None:
+        """Forget a sandbox whose sentry is gone, and remove all it had."""
+        if self.boxes.get(box.name) is not box:
+            return
+        for pid in box.commands:
+            self.signal(-pid)
+        del self.boxes[box.name]
+        if box.slirp is not None:
+            self.signal(box.slirp)
+        if box.namespace is not None:
+            network.remove_namespace(box.namespace)
+        for path in (self.directory / "state").glob(f"*{box.name}*"):
+            path.unlink(missing_ok=True)
+        if box.group.out_of_memory is not None:
+            self.selector.unregister(box.group.out_of_memory)
+        self.remove_group(box.group, 40)
+        for number in box.killers:
+            self.say({"n": number})
+        self.say({"event": "dead", "id": box.name, "reason": box.reason})
+
+    def remove_group(self, group: cgroups.Group, tries: int) -> None:
+        if not group.remove() and tries:
+            self.after(0.05, lambda: self.remove_group(group, tries - 1))
+
+    @staticmethod
+    def signal(pid: int) -> None:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+    def sentry(self, name: str) -> int:
+        """The sentry's pid, as runsc recorded it."""
+        for path in (self.directory / "state").glob(f"*{name}*.state"):
+            return int(json.loads(path.read_text())["sandbox"]["pid"])
+        raise KeyError(name)
+
+    @staticmethod
+    def tail(log: str) -> str:
+        try:
+            return Path(log).read_text(errors="replace")[-2000:]
+        except OSError:
+            return ""
+
+    # -- network
+
+    def connect(self, box: Box, namespace: Path, done: Callable[[str | None], None]) -> None:
+        """Make the namespace, start slirp4netns on it, and call `done` with None, or with what went wrong."""
+        if self.slirp4netns is None:
+            done("network='outbound' needs slirp4netns")
+            return
+        try:
+            if not self.sysctls_hidden:
+                network.hide_sysctls()
+                self.sysctls_hidden = True
+            box.namespace = namespace
+            network.make_namespace(namespace)
+        except Exception as error:
+            done(f"no network namespace could be made: {error} {getattr(error, 'stderr', b'')!r}")
+            return
+        log = str(namespace.parent / "slirp.log")
+        ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
+        box.slirp = self.spawn(
+            network.slirp_command(self.slirp4netns, namespace, ready_write), log, [], keep=ready_write
+        )
+        os.close(ready_write)
+        pending = True
+
+        def outcome(timed_out: bool = False) -> None:
+            nonlocal pending
+            if not pending:
+                return
+            pending = False
+            ready = b"" if timed_out else os.read(ready_read, 1)
+            self.selector.unregister(ready_read)
+            os.close(ready_read)
+            done(None if ready else f"slirp4netns gave no network: {self.tail(log)}")
+
+        self.selector.register(ready_read, selectors.EVENT_READ, outcome)
+        self.after(10, lambda: outcome(True))
+
+    # -- the end
+
+    def clear(self) -> None:
+        """Kill everything in the namespace and remove what the maker had on disk."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            try:
+                os.kill(-1, signal.SIGKILL)
+            except OSError:
+                pass
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+                time.sleep(0.005)
+            except ChildProcessError:
+                break
+        groups = [box.group for box in self.boxes.values()]
+        while (groups := [group for group in groups if not group.remove()]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for box in self.boxes.values():
+            if box.namespace is not None:
+                network.remove_namespace(box.namespace)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def main(config: str) -> None:
+    """Run as PID 1 of a fresh PID namespace; returns when the maker is gone and everything is removed."""
+    if os.getpid() != 1:
+        raise SystemExit("the supervisor kills everything in its PID namespace, so it must be PID 1 of its own")
+    supervisor = Supervisor(json.loads(config))
+    try:
+        supervisor.run()
+    finally:
+        supervisor.clear()

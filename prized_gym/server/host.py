@@ -1,0 +1,258 @@
+"""What the env server does with a request: the environment and its endpoints, all on one thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+
+from prized_gym.recipe import Built, Recipe
+from prized_gym.server.http import Answer
+from prized_gym.wire.codec import Encoded, Limits, decode, encode, encode_info
+from prized_gym.wire.errors import WireError
+from prized_gym.wire.spaces import space_to_data
+
+__all__ = ["Host", "error_answer"]
+
+_INFO_DEPTH = 8  # an info lies a few levels deep in an answer, which is read with one bound for all of it
+
+
+class BadRequest(ValueError):
+    """A request that makes no sense; the environment was not touched."""
+
+
+class Host:
+    """The environments of one base, and the one that this copy of it is.
+
+    Args:
+        recipe: What they were built from.
+        built: They themselves.
+        seconds: How long building took.
+        limits: The bounds of requests and answers.
+    """
+
+    def __init__(self, recipe: Recipe, built: Built, seconds: float, limits: Limits) -> None:
+        self.recipe, self.built, self.seconds, self.limits = recipe, built, seconds, limits
+        self.info_limits = limits._replace(max_depth=limits.max_depth - _INFO_DEPTH)
+        self.env = built.envs[0]
+        self.initial: list[dict[str, Any]] = []  # one for each environment, once they were reset in the base
+        self.which = 0
+        self.moved = False
+        self.closed = False
+        self.posts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "/start": self.start,
+            "/reset_base": self.reset_base,
+            "/reset": self.reset,
+            "/step": self.step,
+            "/call": self.call,
+            "/set_attr": self.set_attr,
+            "/reseed": self.reseed,
+            "/render": self.render,
+            "/close": self.close,
+        }
+
+    def answer(self, method: str, path: str, content_type: str, body: bytes) -> Answer:
+        """The answer to one request; never raises an `Exception`, nor the environment's `SystemExit`."""
+        try:
+            if path == "/spaces":
+                if method != "GET":
+                    return error_answer(405, BadRequest("GET /spaces"))
+                return Answer(200, encode(self.describe(), limits=self.limits, what="answer"))
+            if path not in self.posts:
+                paths = ", ".join(["/health", "/stack", "/spaces", *self.posts])
+                return error_answer(404, BadRequest(f"there is no {path[:100]!r} here, but {paths}"))
+            if method != "POST":
+                return error_answer(405, BadRequest(f"POST {path}"))
+            # A web page may not send this type to another origin without asking first, so none can drive this server.
+            if content_type != "application/msgpack":
+                return error_answer(415, BadRequest("send the body as application/msgpack"))
+            try:
+                fields = decode(body, limits=self.limits, copy=True) if body else {}
+            except WireError as error:
+                raise BadRequest(f"the body cannot be read: {error}") from error
+            if not isinstance(fields, dict):
+                raise BadRequest(f"the body is {type(fields).__name__}, not a map")
+            return Answer(200, encode(self.posts[path](fields), limits=self.limits, what="answer"))
+        except BadRequest as error:
+            return error_answer(400, error)
+        except (Exception, SystemExit) as error:
+            return error_answer(500, error)
+
+    # What GET gives
+
+    def describe(self) -> dict[str, Any]:
+        env = self.env
+        spec = getattr(env, "spec", None)
+        return {
+            "observation_space": space_to_data(env.observation_space, "observation_space"),
+            "action_space": space_to_data(env.action_space, "action_space"),
+            "metadata": self.info(env.metadata, "metadata"),
+            "render_mode": env.render_mode,
+            "spec": None if spec is None else self.info(_spec_fields(spec), "spec"),
+            "seconds": self.seconds,
+        }
+
+    # What POST does
+
+    def start(self, fields: dict[str, Any]) -> dict[str, Any]:
+        self.begin(_take(fields, "fresh", dict, required=True))
+        return {}
+
+    def reset_base(self, fields: dict[str, Any]) -> dict[str, Any]:
+        seed = _take(fields, "seed", int)
+        if self.moved:
+            raise BadRequest("a base is never stepped, and this environment has been")
+        if not self.initial:
+            # Encoded at once, which is what each copy then sends.
+            self.initial = [self.observed(*env.reset(seed=seed)) for env in self.built.envs]
+        return {}
+
+    def reset(self, fields: dict[str, Any]) -> dict[str, Any]:
+        seed = _take(fields, "seed", int)
+        options = _take(fields, "options", dict)
+        fresh = _take(fields, "fresh", dict)
+        reseed_with = _take(fields, "reseed", int)
+        from_base = _take(fields, "base", bool)
+        if fresh is not None:
+            self.begin(fresh)
+        elif reseed_with is not None:
+            self.reseed({"seed": reseed_with})
+        if not from_base:
+            return self.began(seed, options)
+        if not self.initial:
+            raise BadRequest("the base was not reset: POST /reset_base, or start the server with --reset-in-base SEED")
+        if self.moved:
+            raise BadRequest("this environment has moved on since the base was reset")
+        return self.initial[self.which]
+
+    def step(self, fields: dict[str, Any]) -> dict[str, Any]:
+        if ("action" in fields) == ("actions" in fields):
+            raise BadRequest("a step takes either 'action' or 'actions'")
+        actions = _take(fields, "actions", list, required=True) if "actions" in fields else [fields["action"]]
+        then_reset = fields.get("then_reset")
+        if not (then_reset is None or isinstance(then_reset, (bool, dict))):
+            raise BadRequest("then_reset is true or a map with seed and options")
+        if not actions:
+            raise BadRequest("there are no actions")
+        self.moved = True
+        steps: list[Encoded] = []
+        over = False
+        for action in actions:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            over = bool(terminated) or bool(truncated)
+            # Encoded at once: the next step or the reset may overwrite a buffer that the environment reuses.
+            step = self.observed(observation, info)
+            step |= {"reward": float(reward), "terminated": bool(terminated), "truncated": bool(truncated)}
+            steps.append(encode(step, limits=self.limits, what="step"))
+            if over:
+                break
+        first = None
+        if over and then_reset is not None and then_reset is not False:
+            how = then_reset if isinstance(then_reset, dict) else {}
+            first = self.began(_take(how, "seed", int), _take(how, "options", dict))
+        return {"steps": steps, "reset": first}
+
+    def call(self, fields: dict[str, Any]) -> dict[str, Any]:
+        name = _take(fields, "name", str, required=True)
+        args = fields.get("args")
+        kwargs = _take(fields, "kwargs", dict) or {}
+        if args is not None and not isinstance(args, (list, tuple)):
+            raise BadRequest("args is a list")
+        target = self.env.get_wrapper_attr(name)
+        result = target(*(args or ()), **kwargs) if callable(target) else target
+        if isinstance(result, gym.Space):
+            return {"space": space_to_data(result, name)}
+        return {"result": encode(result, limits=self.info_limits, what=f"the result of {name!r}")}
+
+    def set_attr(self, fields: dict[str, Any]) -> dict[str, Any]:
+        for name, value in _take(fields, "values", dict, required=True).items():
+            self.env.set_wrapper_attr(name, value)
+        return {}
+
+    def reseed(self, fields: dict[str, Any]) -> dict[str, Any]:
+        from prized_gym.seeding import reseed
+
+        reseed(self.env, _seed(fields))
+        return {}
+
+    def render(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"frame": encode(self.env.render(), limits=self.info_limits, what="the rendered frame")}
+
+    def close(self, fields: dict[str, Any]) -> dict[str, Any]:
+        if not self.closed:
+            self.closed = True
+            for env in self.built.envs:
+                env.close()
+        return {}
+
+    # Shared
+
+    def begin(self, fresh: dict[str, Any]) -> None:
+        seed, copy = _seed(fresh), _take(fresh, "copy", int) or 0
+        attributes = _take(fresh, "attributes", dict) or {}
+        try:
+            which = self.built.which(copy)
+        except IndexError:
+            raise BadRequest(f"the base has no environment for copy {copy}") from None
+        self.env, self.which = self.built.envs[which], which
+        self.reseed({"seed": seed})
+        if self.recipe.on_fork is not None:
+            self.recipe.on_fork(self.env, copy, seed)
+        self.set_attr({"values": attributes})
+
+    def began(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
+        self.moved = True
+        return self.observed(*self.env.reset(seed=seed, options=options))
+
+    def observed(self, observation: Any, info: Any) -> dict[str, Any]:
+        return {
+            "obs": encode(observation, limits=self.info_limits, what="observation"),
+            "info": self.info(info, "info"),
+        }
+
+    def info(self, info: Any, what: str) -> Encoded:
+        return encode_info(info, limits=self.info_limits, what=what)
+
+
+def _take(fields: dict[str, Any], name: str, kind: type[Any], *, required: bool = False) -> Any:
+    value = fields.get(name)
+    if value is None and not required:
+        return None
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise BadRequest(f"{name!r} is {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _seed(fields: dict[str, Any]) -> int:
+    seed: int = _take(fields, "seed", int, required=True)
+    if seed < 0:
+        raise BadRequest(f"a seed is not negative, got {seed}")
+    return seed
+
+
+def _spec_fields(spec: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(spec):
+        return {"id": str(getattr(spec, "id", spec))}
+    return {field.name: getattr(spec, field.name, None) for field in dataclasses.fields(spec)}
+
+
+def error_answer(status: int, error: BaseException) -> Answer:
+    """`error` as an answer: its type, message, plain arguments and traceback."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(error)
+    except Exception:
+        message = f"<{name} whose text cannot be made>"
+    plain = all(isinstance(each, (str, int, float, type(None))) and len(str(each)) < 10_000 for each in error.args)
+    described = {
+        "type": name,
+        "message": message[:20_000],
+        "args": list(error.args) if plain else None,
+        "traceback": "" if status < 500 else "".join(traceback.format_exception(error))[-20_000:],
+        "exited": isinstance(error, SystemExit),
+    }
+    return Answer(status, encode_info({"error": described}))

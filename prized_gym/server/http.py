@@ -1,0 +1,271 @@
+"""The sockets of the env server: HTTP/1.1 with keep-alive, read by one thread and answered by another.
+
+A thread of its own accepts, reads and parses. What `quick` knows is answered right there; everything else goes to a
+queue that the main thread works off, which writes the answer to the socket itself: one hand-over per request.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+__all__ = ["Answer", "Job", "Listener"]
+
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    411: "Length Required",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+_MAX_HEAD = 64 << 10
+_MAX_CONNECTIONS = 256
+_MAX_WAITING = 8
+_SEND_SECONDS = 60.0
+_LINGER_SECONDS = 10.0
+
+
+class Answer(NamedTuple):
+    """What a request is answered with."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/msgpack"
+
+
+class Job(NamedTuple):
+    """A request, whole, and the way to answer it, which must be taken exactly once."""
+
+    method: str
+    path: str
+    content_type: str
+    body: bytes
+    reply: Callable[[Answer], None]
+
+
+def plain_error(status: int, message: str) -> Answer:
+    """An error in the sockets' own words, for whoever reads it without a decoder."""
+    return Answer(status, json.dumps({"error": message}).encode(), "application/json")
+
+
+class _Connection:
+    """One client. Only the listener's thread reads, and only it closes a socket that it still watches."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.buffer = bytearray()
+        self.lock = threading.Lock()
+        self.waiting = 0
+        self.gone = False  # the client ended its side while an answer was owed
+        self.discard_until: float | None = None  # refused: what still comes is thrown away until then
+        self.continued = False
+
+    def send(self, answer: Answer, last: bool) -> None:
+        head = (
+            f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Unknown')}\r\n"
+            f"Content-Type: {answer.content_type}\r\nContent-Length: {len(answer.body)}\r\n"
+            f"Connection: {'close' if last else 'keep-alive'}\r\n\r\n"
+        ).encode("ascii")
+        if len(answer.body) < 1 << 16:
+            self.sock.sendall(head + answer.body)
+        else:
+            self.sock.sendall(head)
+            self.sock.sendall(answer.body)
+
+    def reply(self, answer: Answer, last: bool) -> None:
+        """Answers from the main thread."""
+        try:
+            self.send(answer, last)
+        except OSError:  # the client has gone away, or has not read for a minute
+            last = True
+        with self.lock:
+            self.waiting -= 1
+            if self.gone and not self.waiting:
+                self.sock.close()
+            elif last and not self.gone:
+                self.shutdown()
+
+    def shutdown(self) -> None:
+        # Only this wakes the listener's thread, which then closes: closing here could free the number of a socket that
+        # it still watches.
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Listener(threading.Thread):
+    """Listens at `address` and puts each request into `jobs`.
+
+    Args:
+        address: Host and port; port 0 takes a free one.
+        quick: Asked on this thread with a method and a path; None sends the request to `jobs`.
+        max_body: The most bytes a request's body may have.
+
+    Raises:
+        OSError: If the address cannot be listened at.
+    """
+
+    def __init__(self, address: tuple[str, int], quick: Callable[[str, str], Answer | None], max_body: int) -> None:
+        super().__init__(name="prized_gym-listener", daemon=True)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.server = socket.create_server(address, family=family, backlog=128)
+        self.server.setblocking(False)
+        self.port: int = self.server.getsockname()[1]
+        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.quick, self.max_body = quick, max_body
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.server, selectors.EVENT_READ)
+        self.connections: set[_Connection] = set()
+        self.discarding: set[_Connection] = set()
+
+    def run(self) -> None:
+        while True:
+            for key, _ in self.selector.select(1.0 if self.discarding else None):
+                if key.data is None:
+                    self.accept()
+                else:
+                    self.readable(key.data)
+            for connection in [each for each in self.discarding if (each.discard_until or 0.0) < time.monotonic()]:
+                self.drop(connection)
+
+    def accept(self) -> None:
+        try:
+            sock, _ = self.server.accept()
+        except OSError:  # it has gone again
+            return
+        if len(self.connections) >= _MAX_CONNECTIONS:
+            sock.close()
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(_SEND_SECONDS)
+        connection = _Connection(sock)
+        self.connections.add(connection)
+        self.selector.register(sock, selectors.EVENT_READ, connection)
+
+    def readable(self, connection: _Connection) -> None:
+        try:
+            data = connection.sock.recv(1 << 18)
+        except OSError:
+            data = b""
+        if not data:
+            self.drop(connection)
+        elif connection.discard_until is None:
+            connection.buffer += data
+            try:
+                while self.request(connection):
+                    pass
+            except _Refused as refused:
+                self.refuse(connection, plain_error(refused.status, str(refused)))
+            except OSError:
+                self.drop(connection)
+
+    def drop(self, connection: _Connection) -> None:
+        self.selector.unregister(connection.sock)
+        self.connections.discard(connection)
+        self.discarding.discard(connection)
+        with connection.lock:
+            connection.gone = True
+            if not connection.waiting:
+                connection.sock.close()
+
+    def refuse(self, connection: _Connection, answer: Answer) -> None:
+        """Answers, and reads on for a while: closing on a client that still sends would cost it the answer."""
+        connection.buffer.clear()
+        with connection.lock:
+            owed = connection.waiting
+        try:
+            if not owed:
+                connection.send(answer, last=True)
+                connection.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            owed = 1
+        if owed:
+            self.drop(connection)
+            return
+        connection.discard_until = time.monotonic() + _LINGER_SECONDS
+        self.discarding.add(connection)
+
+    def request(self, connection: _Connection) -> bool:
+        """Takes one request off the buffer; False if it has not come whole."""
+        buffer = connection.buffer
+        end = buffer.find(b"\r\n\r\n", 0, _MAX_HEAD + 4)
+        if end < 0:
+            if len(buffer) > _MAX_HEAD:
+                raise _Refused(431, f"the head of a request may have {_MAX_HEAD} bytes")
+            return False
+        method, target, headers, last = _head(bytes(buffer[:end]))
+        size = self.body_size(headers)
+        start = end + 4
+        if len(buffer) < start + size:
+            if headers.get("expect", "").lower() == "100-continue" and not connection.continued:
+                connection.continued = True
+                connection.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            return False
+        body = bytes(memoryview(buffer)[start : start + size])
+        del buffer[: start + size]
+        connection.continued = False
+        path = target.partition("?")[0]
+        with connection.lock:
+            waiting = connection.waiting
+        if waiting >= _MAX_WAITING:
+            raise _Refused(429, f"at most {_MAX_WAITING} requests may wait on one connection")
+        answer = None if waiting else self.quick(method, path)
+        if answer is not None:
+            if last:
+                self.refuse(connection, answer)
+                return False
+            connection.send(answer, last=False)
+            return True
+        with connection.lock:
+            connection.waiting += 1
+        content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        self.jobs.put(Job(method, path, content_type, body, lambda answer: connection.reply(answer, last)))
+        return not last
+
+    def body_size(self, headers: dict[str, str]) -> int:
+        if "transfer-encoding" in headers:
+            raise _Refused(411, "send a Content-Length: chunked bodies are not read")
+        text = headers.get("content-length", "0")
+        if not (text.isascii() and text.isdigit() and len(text) < 20):
+            raise _Refused(400, "the Content-Length is no number")
+        if int(text) > self.max_body:
+            raise _Refused(413, f"a body of {text} bytes is over the limit of {self.max_body}")
+        return int(text)
+
+
+def _head(head: bytes) -> tuple[str, str, dict[str, str], bool]:
+    """Method, target, headers by lower-case name, and whether the client wants the connection closed afterwards."""
+    lines = head.decode("latin-1").split("\r\n")
+    words = lines[0].split(" ")
+    if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or not words[0].isalpha():
+        raise _Refused(400, "this is no HTTP/1.1 request")
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            raise _Refused(400, "a header of the request is malformed")
+        name, value = name.lower(), value.strip()
+        if headers.setdefault(name, value) != value and name == "content-length":
+            raise _Refused(400, "the request has two lengths")
+    wish = headers.get("connection", "").lower()
+    last = "close" in wish or (words[2] == "HTTP/1.0" and "keep-alive" not in wish)
+    return words[0], words[1], headers, last

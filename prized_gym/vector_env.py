@@ -1,0 +1,1187 @@
+"""``ForkedVectorEnv``: Gymnasium's vector environment over forks of a warm base."""
+
+from __future__ import annotations
+
+import multiprocessing
+import operator
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.utils import batch_space
+
+from prized_gym import engines
+from prized_gym import fleet as ops
+from prized_gym.actions import ActionCheck
+from prized_gym.base import SHARED, Base
+from prized_gym.batch import Array
+from prized_gym.errors import BaseDiedError, CopyError, EpisodeOverError, Failure, InterruptedStepError
+from prized_gym.fleet import Call, Command, Fleet, Fresh, Reseed, Reset, SetAttr, Start
+from prized_gym.history import Episode
+from prized_gym.infos import merge
+from prized_gym.recipe import EnvFactory, resolve
+from prized_gym.seeding import SeedStream, fresh_entropy
+
+Batch: TypeAlias = Any
+Infos: TypeAlias = "dict[str, Any]"
+StepResult: TypeAlias = (
+    "tuple[Batch, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]"
+)
+Seed: TypeAlias = "int | Sequence[int | None] | None"
+
+_BASE_OPTIONS = ("warm_up", "on_fork", "setup_timeout", "env_kwargs", "reset_seed")
+_HISTORY = 1000
+_PROVEN = 1000
+"""Steps an episode must run for its failure not to count as one in a row with the failure before it."""
+
+
+class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
+    """N copies of one environment, forked live from a warm base and stepped as a batch.
+
+    The base is set up once. ``reset`` forks it; each copy starts with the base's memory, and what an environment took
+    long to load is loaded once however many copies there are and however often they are reset.
+
+    Example:
+        >>> import prized_gym
+        >>> envs = prized_gym.ForkedVectorEnv("CartPole-v1", num_envs=3)
+        >>> envs
+        ForkedVectorEnv(CartPole-v1, num_envs=3)
+        >>> observations, infos = envs.reset(seed=1)
+        >>> observations.shape
+        (3, 4)
+        >>> observations, rewards, terminations, truncations, infos = envs.step([0, 1, 0])
+        >>> rewards
+        array([1., 1., 1.])
+        >>> envs.close()
+
+    A new fork carries what :meth:`set_attr` set since construction: it is replayed. What :meth:`call` changed, and what the
+    environment itself counted, is gone with the fork before it. Forking is lazy: nothing is forked before the first
+    ``reset`` or attribute asked for, and an attribute asked for does not cost a second fork.
+
+    Seeds: ``reset(seed=s)`` seeds copy i with ``s + i``. For an environment that draws only from ``np_random``, everything
+    from a seeded reset on is then bit-identical to ``SyncVectorEnv`` (with ``reset_in="copy"`` and ``fork_on`` ``"reset"`` or
+    ``"start"``). An episode forked without a seed takes the next one of its copy's own stream, repeatable from the last
+    explicit seed. After every fork Python's, NumPy's, torch's and the environment's own generators are reseeded.
+
+    Args:
+        env: a :class:`~prized_gym.Base` (used, never closed), an env id, an ``EnvSpec``, a callable that builds the
+            environment, ``"module:function"``, or a sequence of callables, one per copy. Vector environments of one process
+            that name an equal ``EnvSpec`` with equal options share one base.
+        num_envs: how many copies; the length of the sequence if ``env`` is one, else 1 by default.
+        engine: where the base and its copies live; None: the Base's own, else ``PRIZED_GYM_ENGINE``, else ``local``.
+        autoreset_mode: Gymnasium's ``AutoresetMode``, or its value: ``"NextStep"``, ``"SameStep"``, ``"Disabled"``.
+        fork_on: ``"reset"``: an explicit ``reset`` (whole or masked) makes new forks, an autoreset calls ``env.reset()`` in
+            the same copy. ``"episode"``: autoresets make new forks too, so that nothing one episode did can reach the next.
+            ``"start"``: the copies of the first reset are kept.
+        reset_in: ``"copy"``: each copy calls ``env.reset(seed, options)``. ``"base"``: the environment is reset once in the
+            base and each fork starts in that very state with the observation it gave, with a random state of its own;
+            options are refused. (An autoreset that does not fork is an ordinary ``env.reset()``.)
+        on_failure: ``"raise"``: a copy that dies, hangs or raises is an error that says which and why; ``reset()`` brings the
+            environment back. ``"truncate"``: that copy's episode ends with ``truncated=True``, reward 0, its last valid
+            observation and the reason in ``infos["failure"]``, and its next episode runs in a fresh fork.
+        max_failures: so many failures in a row on one copy are raised even then.
+        step_timeout: seconds a copy may take for one step before it counts as hung; None: for ever. The inline engine
+            cannot enforce it.
+        reset_timeout: the same for a reset. In same-step mode a step that ends an episode may take both.
+        max_concurrent: at most so many copies work at the same time; None: all.
+        per_process: copies per process; only 1.
+        max_episode_steps: put a ``TimeLimit`` around the environment, inside the base.
+        render_mode: the render mode to build the environment with.
+        copy: return copies of the observations; False returns views that the next step overwrites.
+        progress: show a progress bar when setting up takes long.
+        **options: ``warm_up``, ``on_fork``, ``setup_timeout``, ``env_kwargs`` and ``reset_seed`` as for
+            :class:`~prized_gym.Base`, and the engine's own options.
+
+    Attributes:
+        num_envs: how many copies.
+        single_observation_space, single_action_space: of one copy.
+        observation_space, action_space: of the batch.
+        metadata: a copy of the environment's, with ``autoreset_mode``.
+        base: the base that is forked.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: a value out of range.
+    """
+
+    def __init__(
+        self,
+        env: Base | str | EnvSpec | EnvFactory | Sequence[EnvFactory],
+        num_envs: int | None = None,
+        *,
+        engine: str | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        fork_on: Literal["reset", "episode", "start"] = "reset",
+        reset_in: Literal["copy", "base"] = "copy",
+        on_failure: Literal["raise", "truncate"] = "raise",
+        max_failures: int = 3,
+        step_timeout: float | None = None,
+        reset_timeout: float | None = None,
+        max_concurrent: int | None = None,
+        per_process: int = 1,
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+        copy: bool = True,
+        progress: bool = True,
+        **options: Any,
+    ) -> None:
+        self.closed = True
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self._fork_on = _one_of("fork_on", fork_on, ("reset", "episode", "start"))
+        self._reset_in = _one_of("reset_in", reset_in, ("copy", "base"))
+        self._on_failure = _one_of("on_failure", on_failure, ("raise", "truncate"))
+        self._max_failures = _at_least_one("max_failures", max_failures)
+        self._max_concurrent = None if max_concurrent is None else _at_least_one("max_concurrent", max_concurrent)
+        if _at_least_one("per_process", per_process) != 1:
+            raise ValueError(f"per_process={per_process}: each copy is a process of its own, only per_process=1 is possible")
+        self._step_timeout = _seconds("step_timeout", step_timeout)
+        self._reset_timeout = _seconds("reset_timeout", reset_timeout)
+        self.copy = copy
+        if num_envs is not None:
+            num_envs = _at_least_one("num_envs", num_envs)
+        base_options = {
+            "engine": engine,
+            "max_episode_steps": max_episode_steps,
+            "render_mode": render_mode,
+            **{name: value for name, value in options.items() if name in _BASE_OPTIONS},
+        }
+        engine_options = {name: value for name, value in options.items() if name not in _BASE_OPTIONS}
+        self.base, self._owns_base = _find_base(env, num_envs, progress, base_options, engine_options)
+        self.closed = False
+        try:
+            self.num_envs = _count(self.base, num_envs)
+            self._set_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_up(self) -> None:
+        count, description = self.num_envs, self.base.description
+        # Copies: training scripts assign to these, and the fleet's memory is laid out from the originals.
+        self.single_observation_space = deepcopy(description.observation_space)
+        self.single_action_space = deepcopy(description.action_space)
+        self.observation_space = batch_space(self.single_observation_space, count)
+        self.action_space = batch_space(self.single_action_space, count)
+        self.metadata = {**description.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = description.render_mode
+        self.spec = deepcopy(description.spec)
+        self._check = ActionCheck(description.action_space)
+        self._fleet: Fleet | None = None
+        self._state = AsyncState.DEFAULT
+        self._broken: str | None = None
+        self._same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        self._disabled = self.autoreset_mode is AutoresetMode.DISABLED
+        entropy = fresh_entropy()
+        self._streams = [SeedStream(entropy, index, count) for index in range(count)]
+        self._attributes: list[dict[str, Any]] = [{} for _ in range(count)]
+        self._failures_in_row = [0] * count
+        # Per copy: exists but was never reset; was reset at least once; must be forked before its next episode.
+        self._untouched = [False] * count
+        self._was_reset = [False] * count
+        self._must_fork = [False] * count
+        self._all_reset = False
+        self._done = np.zeros(count, dtype=np.bool_)
+        self._any_done = False
+        self._everyone = list(range(count))
+        self._all_step = bytes([ops.STEP_RESET if self._same_step and self._fork_on != "episode" else ops.STEP]) * count
+        self._resetting: dict[int, int | None] = {}
+        self._queue: deque[Callable[[], None]] = deque()
+        self._sent: dict[int, float] = {}
+        self._call_targets: list[int] = []
+        # Of the episode under way.
+        self._seeds: list[int | None] = [None] * count
+        self._returns = np.zeros(count, dtype=np.float64)
+        self._lengths = np.zeros(count, dtype=np.int64)
+        self._started = [0.0] * count
+        self._cpu_before = [0.0] * count
+        self._episodes: deque[Episode] = deque(maxlen=_HISTORY)
+
+    # Reset
+
+    def reset(self, *, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Batch, Infos]:
+        """Reset all copies, or with ``options["reset_mask"]`` some.
+
+        Args:
+            seed: an int s (copy i gets ``s + i``), a sequence of ``num_envs`` ints or None, or None.
+            options: passed to each ``env.reset``. A key ``reset_mask``, a bool array of shape ``(num_envs,)`` with at least
+                one True, says which copies are reset; the others keep their last observation and give no info.
+
+        Returns:
+            The observations (a batch of ``observation_space``) and the merged infos.
+
+        Raises:
+            ClosedEnvironmentError: after :meth:`close`.
+            AlreadyPendingCallError: an asynchronous call is pending.
+            ValueError, TypeError: a seed or mask of the wrong form; options with ``reset_in="base"``.
+        """
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait()
+
+    def reset_async(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
+        """Begin a :meth:`reset`; :meth:`reset_wait` finishes it."""
+        self._check_idle("reset_async")
+        seeds = _seed_list(seed, self.num_envs)
+        options, mask = _take_mask(options, self.num_envs)
+        if self._reset_in == "base" and options:
+            raise ValueError(
+                f"options={options} with reset_in='base': the environment was reset once, in the base, without options"
+            )
+        targets = self._everyone if mask is None else [int(index) for index in np.flatnonzero(mask)]
+        if self._broken is not None:
+            if mask is not None:
+                raise InterruptedStepError(self._broken)
+            self._abandon_fleet()
+        self._state = AsyncState.WAITING_RESET
+        try:
+            self._begin_reset(targets, seeds, options)
+        except BaseException as error:
+            self._abort(error)
+            raise
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Batch, Infos]:
+        """Finish what :meth:`reset_async` began.
+
+        Args:
+            timeout: seconds to wait.
+
+        Raises:
+            NoAsyncCallError: no reset is pending.
+            multiprocessing.TimeoutError: not finished within ``timeout``; it can be waited for again.
+        """
+        self._check_pending(AsyncState.WAITING_RESET, "reset_wait", "reset_async")
+        try:
+            limit = _earlier(timeout, self._reset_timeout)
+            fleet = self._live_fleet()
+            self._wait_all(fleet, timeout, self._reset_timeout, limit, "reset_wait")
+            self._retry_resets(fleet)
+            fleet = self._live_fleet()
+            infos = merge(fleet.infos, self.num_envs) if fleet.infos else {}
+            fleet.infos.clear()
+            for index, seed in self._resetting.items():
+                self._episode_begins(index, seed)
+            self._resetting = {}
+            self._any_done = bool(self._done.any())
+            self._all_reset = all(self._was_reset)
+            observations = fleet.observations.batch(self.copy)
+            self._state = AsyncState.DEFAULT
+            return observations, infos
+        except BaseException as error:
+            self._abort(error)
+            raise
+
+    def _begin_reset(
+        self, targets: Sequence[int], seeds: Sequence[int | None], options: dict[str, Any] | None
+    ) -> None:
+        fleet = self._live_fleet()
+        fork: dict[int, Command] = {}
+        in_place: dict[int, Command] = {}
+        self._resetting = {}
+        for index in targets:
+            seed = seeds[index]
+            if seed is not None:
+                self._streams[index] = SeedStream(seed, index, self.num_envs)
+            exists = fleet.alive(index) and not self._must_fork[index]
+            if exists and self._untouched[index]:
+                own = self._streams[index].next() if seed is None else seed
+                in_place[index] = Reset(own, options, reseed=own, from_base=self._reset_in == "base")
+                self._resetting[index] = own
+            elif exists and self._fork_on == "start" and self._reset_in == "copy":
+                in_place[index] = Reset(seed, options)
+                self._resetting[index] = seed
+            else:
+                fork[index] = self._fresh_reset(index, seed, options)
+        # The ones in place first: they work while the others are being forked.
+        if in_place:
+            fleet.command(in_place)
+        if fork:
+            self._fork(fork)
+
+    def _fresh_reset(self, index: int, seed: int | None, options: dict[str, Any] | None = None) -> Reset:
+        """The first command of a new fork of copy ``index``, whose episode begins with it."""
+        own = self._streams[index].next() if seed is None else seed
+        self._resetting[index] = own
+        fresh = Fresh(own, dict(self._attributes[index]))
+        return Reset(own, options, fresh=fresh, from_base=self._reset_in == "base")
+
+    def _fork(self, first: dict[int, Command]) -> None:
+        """Make new forks; if the base has died, of a base rebuilt from its recipe."""
+        fleet = self._live_fleet()
+        timeout = None if self._reset_timeout is None else max(60.0, self._reset_timeout)
+        try:
+            fleet.fork(first, timeout)
+        except BaseDiedError:
+            if self.base.alive:
+                # Another vector environment has had it rebuilt, or this one's connection is lost.
+                pass
+            fleet = self._replace_fleet()
+            fleet.fork(first, timeout)
+        for index in first:
+            self._must_fork[index] = False
+            self._cpu_before[index] = 0.0
+
+    def _retry_resets(self, fleet: Fleet) -> None:
+        """Try a reset that failed once more in a fresh fork, or raise what it failed of."""
+        for attempt in (1, 2):
+            failures = {index: fleet.failures.pop(index) for index in list(fleet.failures)}
+            if not failures:
+                return
+            first = next(iter(failures.values()))
+            for index, failure in failures.items():
+                self._note_failure(index, failure)
+            if self._on_failure == "raise" or attempt == 2:
+                raise first.error()
+            self._fork({index: self._fresh_reset(index, self._resetting.get(index)) for index in failures})
+            fleet = self._live_fleet()
+            self._wait_all(fleet, None, self._reset_timeout, self._reset_timeout, "reset_wait")
+
+    # Step
+
+    def step(self, actions: Batch) -> StepResult:
+        """Step every copy.
+
+        Args:
+            actions: one action per copy, batched as ``action_space``.
+
+        Returns:
+            Observations, rewards (float64), terminations and truncations (bool), each of length ``num_envs``, and infos.
+            In next-step mode a copy whose episode ended in the step before is reset instead, as Gymnasium does.
+
+        Raises:
+            ClosedEnvironmentError: after :meth:`close`.
+            AlreadyPendingCallError: an asynchronous call is pending.
+            gymnasium.error.ResetNeeded: before the first reset.
+            ValueError, TypeError: actions of the wrong form or outside their space; nothing was sent.
+            EpisodeOverError: in disabled mode, a copy whose episode is over.
+            InterruptedStepError: an earlier call was interrupted or failed; :meth:`reset` brings the copies back.
+            CopyError: a copy failed, with ``on_failure="raise"``; what an environment raised is raised as it is.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Batch) -> None:
+        """Begin a :meth:`step`; :meth:`step_wait` finishes it."""
+        if self.closed or self._state is not AsyncState.DEFAULT or self._sent:
+            self._check_idle("step_async")
+        if not self._all_reset or self._broken is not None:
+            self._check_reset(self._everyone)
+        arrays, objects = self._check.split(actions, self.num_envs, self._done if self._any_done else None)
+        if self._disabled and self._any_done:
+            self._refuse_over(self._everyone)
+        self._state = AsyncState.WAITING_STEP
+        try:
+            if self._any_done or self._max_concurrent is not None:
+                self._begin_some(self._everyone, arrays, objects)
+            else:
+                self._live_fleet().step(arrays, objects, self._all_step)
+        except BaseException as error:
+            self._abort(error)
+            raise
+
+    def step_wait(self, timeout: float | None = None) -> StepResult:
+        """Finish what :meth:`step_async` began.
+
+        Args:
+            timeout: seconds to wait.
+
+        Raises:
+            NoAsyncCallError: no step is pending.
+            multiprocessing.TimeoutError: not finished within ``timeout``; it can be waited for again.
+        """
+        if self._state is not AsyncState.WAITING_STEP or self.closed:
+            self._check_pending(AsyncState.WAITING_STEP, "step_wait", "step_async")
+        try:
+            fleet = self._live_fleet()
+            limit = timeout
+            if self._step_timeout is not None or self._queue:
+                limit = self._await_steps(fleet, timeout)
+            elif timeout is None:
+                fleet.wait()
+            else:
+                self._wait_all(fleet, timeout, None, timeout, "step_wait")
+            infos: dict[int, dict[str, Any]] | None = None
+            if fleet.failures or self._same_step:
+                infos = self._after_steps(fleet, self._everyone)
+                fleet = self._live_fleet()
+            rewards = fleet.rewards.copy()
+            terminations = fleet.terminations.copy()
+            truncations = fleet.truncations.copy()
+            done = terminations | truncations
+            self._account(rewards, done)
+            if infos is None and fleet.infos:
+                infos = fleet.infos
+            merged = merge(infos, self.num_envs) if infos else {}
+            fleet.infos.clear()
+            observations = fleet.observations.batch(self.copy)
+            self._state = AsyncState.DEFAULT
+            return observations, rewards, terminations, truncations, merged
+        except BaseException as error:
+            self._abort(error)
+            raise
+
+    def _account(self, rewards: npt.NDArray[np.float64], done: npt.NDArray[np.bool_]) -> None:
+        """Keep the episodes' returns and lengths; remember whose episode is over."""
+        self._returns += rewards
+        self._lengths += 1
+        if self._resetting:
+            for index, seed in self._resetting.items():
+                self._episode_begins(index, seed)
+            self._resetting = {}
+        over = b"\1" in done.tobytes()
+        if over:
+            for index in np.flatnonzero(done):
+                self._episode_ends(int(index))
+        if self._same_step:
+            if over:
+                for index in np.flatnonzero(done):
+                    self._episode_begins(int(index), self._next_seeds.pop(int(index), None))
+        else:
+            self._done = done
+            self._any_done = over
+
+    def _begin_some(self, indices: Sequence[int], arrays: Sequence[Array], objects: Sequence[Sequence[Any]]) -> None:
+        """Begin a step of the copies ``indices``: autoresets for those whose episode is over, steps for the others."""
+        fleet = self._live_fleet()
+        batch = bytearray(self._all_step[:1] * len(indices))
+        forks: dict[int, Command] = {}
+        if not self._same_step:
+            for number, index in enumerate(indices):
+                if self._done[index]:
+                    if self._fork_on == "episode" or self._must_fork[index] or not fleet.alive(index):
+                        forks[index] = self._fresh_reset(index, None)
+                        batch[number] = ops.NOOP
+                    else:
+                        batch[number] = ops.RESET
+                        self._resetting[index] = None
+        if self._max_concurrent is not None:
+            self._begin_queued(fleet, indices, arrays, objects, batch, forks)
+            return
+        if len(indices) == self.num_envs and not forks:
+            fleet.step(arrays, objects, bytes(batch))
+            return
+        rest = [number for number, index in enumerate(indices) if index not in forks]
+        if rest:
+            chosen = np.asarray(rest, dtype=np.intp)
+            fleet.step_some(
+                [indices[number] for number in rest],
+                [array[chosen] for array in arrays],
+                [[column[number] for number in rest] for column in objects],
+                bytes(batch[number] for number in rest),
+            )
+        if forks:
+            self._fork(forks)
+
+    def _begin_queued(
+        self,
+        fleet: Fleet,
+        indices: Sequence[int],
+        arrays: Sequence[Array],
+        objects: Sequence[Sequence[Any]],
+        batch: bytearray,
+        forks: dict[int, Command],
+    ) -> None:
+        """Begin at most ``max_concurrent`` copies, and leave the others in the queue."""
+
+        def one(number: int, index: int) -> Callable[[], None]:
+            if index in forks:
+                return lambda: self._fork({index: forks[index]})
+            row = slice(number, number + 1)
+            return lambda: self._live_fleet().step_some(
+                [index], [array[row] for array in arrays], [column[row] for column in objects], bytes(batch[row])
+            )
+
+        self._queue.extend(one(number, index) for number, index in enumerate(indices))
+        self._feed_queue(fleet)
+
+    def _feed_queue(self, fleet: Fleet) -> None:
+        limit = self._max_concurrent or self.num_envs
+        while self._queue and len(fleet.busy) < limit:
+            self._queue.popleft()()
+            fleet = self._live_fleet()
+
+    def _await_steps(self, fleet: Fleet, timeout: float | None) -> None:
+        """Wait for a whole batch whose copies have a time limit, or of which only some may work at a time."""
+        limit = self._limit(self._resetting)
+        while True:
+            queued = bool(self._queue)
+            finished = fleet.wait(1 if queued else None, _earlier(timeout, limit))
+            if not fleet.busy and not self._queue:
+                return
+            if not finished or not queued:
+                if timeout is not None and (limit is None or timeout <= limit):
+                    raise multiprocessing.TimeoutError(
+                        f"The call to `step_wait` has timed out after {timeout} second{'s' if timeout > 1 else ''}."
+                    )
+                self._end_hung(fleet, limit)
+                if not self._queue:
+                    return
+            self._feed_queue(fleet)
+            fleet = self._live_fleet()
+
+    def _limit(self, resetting: Iterable[int]) -> float | None:
+        """How long a batch of steps may take, some of which are, or end in, a reset."""
+        if self._step_timeout is None:
+            return None
+        if self._same_step:
+            return self._step_timeout + (self._reset_timeout or 0.0)
+        if any(True for _ in resetting):
+            return None if self._reset_timeout is None else max(self._step_timeout, self._reset_timeout)
+        return self._step_timeout
+
+    def _end_hung(self, fleet: Fleet, limit: float | None) -> None:
+        for index in fleet.busy:
+            fleet.failures[index] = fleet.end(index, timed_out=limit)
+
+    def _wait_all(
+        self, fleet: Fleet, timeout: float | None, own: float | None, limit: float | None, name: str
+    ) -> None:
+        """Wait for every busy copy: at most ``timeout`` seconds, and end those that take longer than ``own``."""
+        fleet.wait(None, limit)
+        if not fleet.busy:
+            return
+        if timeout is not None and (own is None or timeout <= own):
+            raise multiprocessing.TimeoutError(
+                f"The call to `{name}` has timed out after {timeout} second{'s' if timeout > 1 else ''}."
+            )
+        self._end_hung(fleet, own)
+
+    def _after_steps(self, fleet: Fleet, indices: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Deal with the copies that failed, and in same-step mode with the episodes that ended.
+
+        Returns:
+            The info of each copy that has one.
+        """
+        failed = self._take_failures(fleet)
+        infos = dict(fleet.infos)
+        fleet.infos.clear()
+        self._next_seeds = {}
+        if not self._same_step:
+            for index, reason in failed.items():
+                infos[index] = {"failure": reason}
+            return infos
+        ended: dict[int, tuple[Any, dict[str, Any]]] = dict(fleet.finals)
+        fleet.finals.clear()
+        refork: list[int] = []
+        for index in indices:
+            if index in failed:
+                ended[index] = (fleet.observations.one(index), {"failure": failed[index]})
+                infos.pop(index, None)
+                refork.append(index)
+            elif self._fork_on == "episode" and (fleet.terminations[index] or fleet.truncations[index]):
+                ended[index] = (fleet.observations.one(index), infos.pop(index, {}))
+                refork.append(index)
+        if refork:
+            infos.update(self._refork_now(refork))
+        for index, (observation, info) in ended.items():
+            infos[index] = {"final_obs": observation, "final_info": info, **infos.get(index, {})}
+        return infos
+
+    def _refork_now(self, indices: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Begin the next episode of some copies in fresh forks, within the step that ended the one before."""
+        fleet = self._live_fleet()
+        kept = [(fleet.rewards[i], fleet.terminations[i], fleet.truncations[i]) for i in self._everyone]
+        self._fork({index: self._fresh_reset(index, None) for index in indices})
+        fleet = self._live_fleet()
+        self._wait_all(fleet, None, self._reset_timeout, self._reset_timeout, "step_wait")
+        self._retry_resets(fleet)
+        fleet = self._live_fleet()
+        # The resets have cleared what this step has to return.
+        for index in self._everyone:
+            fleet.rewards[index], fleet.terminations[index], fleet.truncations[index] = kept[index]
+        self._next_seeds = dict(self._resetting)
+        self._resetting = {}
+        infos = {index: fleet.infos.pop(index) for index in list(fleet.infos)}
+        return infos
+
+    def _take_failures(self, fleet: Fleet) -> dict[int, str]:
+        """The failures of a batch: raised, retried where an autoreset failed, or turned into truncated episodes."""
+        if not fleet.failures:
+            return {}
+        in_reset = {index: fleet.failures[index] for index in fleet.failures if index in self._resetting}
+        in_step = {index: fleet.failures[index] for index in fleet.failures if index not in in_reset}
+        fleet.failures.clear()
+        if self._on_failure == "raise":
+            raise next(iter((*in_step.values(), *in_reset.values()))).error()
+        reasons: dict[int, str] = {}
+        for index, failure in in_step.items():
+            self._note_failure(index, failure)
+            if self._failures_in_row[index] >= self._max_failures:
+                raise failure.error()
+            fleet.rewards[index] = 0.0
+            fleet.terminations[index] = False
+            fleet.truncations[index] = True
+            self._must_fork[index] = True
+            reasons[index] = failure.headline()
+        if in_reset:
+            fleet.failures.update(in_reset)
+            self._retry_resets(fleet)
+        return reasons
+
+    def _note_failure(self, index: int, failure: Failure) -> None:
+        if self._lengths[index] >= _PROVEN:
+            self._failures_in_row[index] = 0
+        self._failures_in_row[index] += 1
+        self._failure_reasons[index] = failure.headline()
+
+    # Stepping whoever is ready
+
+    def send(self, actions: Batch, indices: Sequence[int] | None = None) -> None:
+        """Begin a step of some copies and return at once; :meth:`recv` gives what is ready.
+
+        Args:
+            actions: one action per index, batched as ``action_space`` of ``len(indices)`` copies.
+            indices: which copies, none of them pending; None: all.
+
+        Raises:
+            AlreadyPendingCallError: one of the copies has not been received since it was sent.
+            and what :meth:`step` raises.
+        """
+        self._check_open()
+        if self._state is not AsyncState.DEFAULT:
+            raise AlreadyPendingCallError(f"Calling `send` while waiting for a pending call to `{self._state.value}`", "send")
+        chosen = self._everyone if indices is None else [operator.index(index) for index in indices]
+        for index in chosen:
+            if not 0 <= index < self.num_envs:
+                raise ValueError(f"there is no copy {index}: num_envs={self.num_envs}")
+            if index in self._sent:
+                raise AlreadyPendingCallError(f"copy {index} was sent an action that has not been received", "send")
+        if len(set(chosen)) != len(chosen):
+            raise ValueError(f"indices={chosen} names a copy twice")
+        self._check_reset(chosen)
+        ignored = self._done[np.asarray(chosen, dtype=np.intp)] if self._any_done else None
+        arrays, objects = self._check.split(actions, len(chosen), ignored)
+        if self._disabled and self._any_done:
+            self._refuse_over(chosen)
+        try:
+            if self._any_done or self._max_concurrent is not None:
+                self._begin_some(chosen, arrays, objects)
+            else:
+                self._live_fleet().step_some(chosen, arrays, objects, self._all_step[:1] * len(chosen))
+            now = time.monotonic()
+            self._sent.update((index, now) for index in chosen)
+        except BaseException as error:
+            self._abort(error)
+            raise
+
+    def recv(self, min_ready: int = 1) -> tuple[Any, Any, Any, Any, dict[str, Any], npt.NDArray[np.int64]]:
+        """Wait until at least ``min_ready`` of the copies that were sent actions have answered, and return those.
+
+        Returns:
+            Observations, rewards, terminations, truncations of the copies that are ready, each a batch of that many, in
+            the order of the last item, ``indices`` (int64); infos are merged with the position in that order.
+
+        Raises:
+            NoAsyncCallError: fewer than ``min_ready`` copies are pending.
+            and what :meth:`step` raises.
+        """
+        self._check_open()
+        if not 1 <= min_ready <= len(self._sent):
+            raise NoAsyncCallError(f"recv(min_ready={min_ready}) with {len(self._sent)} copies pending", "recv")
+        try:
+            return self._receive(min_ready)
+        except BaseException as error:
+            self._abort(error)
+            raise
+
+    def _receive(self, min_ready: int) -> tuple[Any, Any, Any, Any, dict[str, Any], npt.NDArray[np.int64]]:
+        fleet = self._live_fleet()
+        ready: list[int] = []
+        while len(ready) < min_ready:
+            limit = self._limit(self._resetting)
+            wait = None
+            if limit is not None:
+                wait = max(0.0, min(self._sent[index] for index in fleet.busy) + limit - time.monotonic())
+            ready += fleet.wait(1 if self._queue else min_ready - len(ready), wait)
+            if limit is not None:
+                now = time.monotonic()
+                for index in fleet.busy:
+                    if now >= self._sent[index] + limit:
+                        fleet.failures[index] = fleet.end(index, timed_out=limit)
+                        ready.append(index)
+            self._feed_queue(fleet)
+            fleet = self._live_fleet()
+        ready.sort()
+        starting = {index: self._resetting.pop(index) for index in ready if index in self._resetting}
+        pending, self._resetting = self._resetting, starting
+        infos = self._after_steps(fleet, ready)
+        fleet = self._live_fleet()
+        self._resetting = pending
+        chosen = np.asarray(ready, dtype=np.int64)
+        rewards, terminations = fleet.rewards[chosen], fleet.terminations[chosen]
+        truncations = fleet.truncations[chosen]
+        observations = fleet.observations.rows(ready)
+        done = terminations | truncations
+        self._returns[chosen] += rewards
+        self._lengths[chosen] += 1
+        for index, seed in starting.items():
+            self._episode_begins(index, seed)
+        for index in chosen[done]:
+            self._episode_ends(int(index))
+            if self._same_step:
+                self._episode_begins(int(index), self._next_seeds.pop(int(index), None))
+        if not self._same_step:
+            self._done[chosen] = done
+            self._any_done = bool(self._done.any())
+        for index in ready:
+            self._sent.pop(index, None)
+        merged = merge({ready.index(index): info for index, info in infos.items()}, len(ready))
+        return observations, rewards, terminations, truncations, merged, chosen
+
+    # Branching
+
+    def branch(self, source: int, targets: Sequence[int], *, reseed: bool = False) -> Batch:
+        """Make the copies ``targets`` live forks of copy ``source`` as it stands, in the middle of its episode.
+
+        Each continues from the source's memory, files and flags: for tree search, Go-Explore, or estimating a value by
+        resampling. What the targets were doing is dropped.
+
+        Args:
+            source: the copy to fork, left as it is.
+            targets: the copies that become its forks.
+            reseed: give each target random generators of its own; otherwise all continue with the source's random state,
+                so that equal actions have equal results.
+
+        Returns:
+            The observations of all copies, a batch of ``observation_space``.
+
+        Raises:
+            ValueError: an index out of range, or ``source`` among ``targets``.
+            EngineUnavailableError: the engine cannot fork a copy.
+        """
+        self._check_idle("branch")
+        source = operator.index(source)
+        chosen = [operator.index(index) for index in targets]
+        for index in (source, *chosen):
+            if not 0 <= index < self.num_envs:
+                raise ValueError(f"there is no copy {index}: num_envs={self.num_envs}")
+        if source in chosen or len(set(chosen)) != len(chosen):
+            raise ValueError(f"branch({source}, {chosen}): the targets must be distinct and not the source")
+        self._check_reset([source])
+        if self._must_fork[source]:
+            raise ResetNeeded(f"copy {source} has failed and waits for its next episode: it cannot be branched")
+        try:
+            fleet = self._live_fleet()
+            if chosen:
+                fleet.branch(source, chosen)
+                if not fleet.failures and reseed:
+                    fleet.command({index: Reseed(self._streams[index].next()) for index in chosen})
+                    fleet.wait()
+            failures = dict(fleet.failures)
+            fleet.failures.clear()
+            fleet.results.clear()
+            if failures:
+                raise next(iter(failures.values())).error()
+            for index in chosen:
+                self._was_reset[index] = True
+                self._untouched[index] = self._must_fork[index] = False
+                self._done[index] = self._done[source]
+                self._returns[index] = self._returns[source]
+                self._lengths[index] = self._lengths[source]
+                self._seeds[index] = self._seeds[source]
+                self._started[index] = self._started[source]
+                self._cpu_before[index] = 0.0
+                self._attributes[index] = dict(self._attributes[source])
+            self._all_reset = all(self._was_reset)
+            self._any_done = bool(self._done.any())
+            return fleet.observations.batch(self.copy)
+        except BaseException as error:
+            self._abort(error)
+            raise
+
+    # Attributes and methods of the environments
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call the method ``name`` of each environment, or get the attribute of that name.
+
+        Returns:
+            One result per copy, carried over from the copies.
+        """
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Begin a :meth:`call`; :meth:`call_wait` finishes it."""
+        self.call_some_async(self._everyone, name, *args, **kwargs)
+
+    def call_some_async(self, indices: Sequence[int], name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Begin a :meth:`call` in the copies ``indices`` only; :meth:`call_wait` then returns one result for each."""
+        self._check_idle("call_async")
+        self._state = AsyncState.WAITING_CALL
+        try:
+            self._call_targets = list(indices)
+            self._ensure_copies(indices)
+            self._live_fleet().command({index: Call(name, args, kwargs) for index in indices})
+        except BaseException as error:
+            self._abort(error)
+            raise
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Finish what :meth:`call_async` began.
+
+        Raises:
+            NoAsyncCallError: no call is pending.
+            multiprocessing.TimeoutError: not finished within ``timeout`` seconds; it can be waited for again.
+        """
+        self._check_pending(AsyncState.WAITING_CALL, "call_wait", "call_async")
+        try:
+            fleet = self._live_fleet()
+            self._wait_all(fleet, timeout, None, timeout, "call_wait")
+            results = tuple(fleet.results.get(index) for index in self._call_targets)
+            fleet.results.clear()
+            failures = dict(fleet.failures)
+            fleet.failures.clear()
+        except BaseException as error:
+            self._abort(error)
+            raise
+        # The copies themselves are as they were: a failed call needs no reset.
+        self._state = AsyncState.DEFAULT
+        if failures:
+            raise next(iter(failures.values())).error()
+        return results
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """The attribute ``name`` of each environment, or of the wrapper of it that has one."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: list[Any] | tuple[Any, ...] | Any) -> None:
+        """Set an attribute of each environment through ``env.set_wrapper_attr``; new forks will have it too.
+
+        Args:
+            name: the attribute.
+            values: a list or tuple of ``num_envs`` values, or one value for all.
+
+        Raises:
+            ValueError: a list or tuple of another length.
+        """
+        self._check_idle("set_attr")
+        if not isinstance(values, (list, tuple)):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        self.set_attr_some(self._everyone, name, values)
+
+    def set_attr_some(self, indices: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of the environments of the copies ``indices`` only, one value for each."""
+        self._check_idle("set_attr")
+        for index, value in zip(indices, values, strict=True):
+            self._attributes[index][name] = value
+        fleet = self._fleet
+        if fleet is None:
+            return
+        live = {
+            index: SetAttr({name: value})
+            for index, value in zip(indices, values, strict=True)
+            if fleet.alive(index) and not self._must_fork[index]
+        }
+        if not live:
+            return
+        self._state = AsyncState.WAITING_CALL
+        try:
+            fleet.command(live)
+            fleet.wait()
+            failures = dict(fleet.failures)
+            fleet.failures.clear()
+        except BaseException as error:
+            self._abort(error)
+            raise
+        self._state = AsyncState.DEFAULT
+        if failures:
+            raise next(iter(failures.values())).error()
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed of each environment's ``np_random``, -1 where it is not known."""
+        return self.get_attr("np_random_seed")
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """A copy of each environment's random number generator."""
+        return self.get_attr("np_random")
+
+    def render(self) -> tuple[Any, ...]:
+        """What each environment's ``render`` gives: a tuple of ``num_envs`` frames."""
+        return self.call("render")
+
+    def _ensure_copies(self, indices: Sequence[int]) -> None:
+        """Fork the copies that do not exist yet, so that they can be asked something before their first reset."""
+        fleet = self._live_fleet()
+        missing = [index for index in indices if not fleet.alive(index) or self._must_fork[index]]
+        if not missing:
+            return
+        self._fork(
+            {index: Start(Fresh(self._streams[index].next(), dict(self._attributes[index]))) for index in missing}
+        )
+        fleet = self._live_fleet()
+        self._wait_all(fleet, None, self._reset_timeout, self._reset_timeout, "call_wait")
+        if fleet.failures:
+            failure = next(iter(fleet.failures.values()))
+            fleet.failures.clear()
+            raise failure.error()
+        for index in missing:
+            self._untouched[index] = True
+
+    # Episodes
+
+    def history(self) -> list[Episode]:
+        """The latest finished episodes (at most 1000), oldest first: seed, length, reward, time and cost of each."""
+        return list(self._episodes)
+
+    def _episode_begins(self, index: int, seed: int | None) -> None:
+        self._was_reset[index] = True
+        self._untouched[index] = False
+        self._done[index] = False
+        self._returns[index] = 0.0
+        self._lengths[index] = 0
+        self._seeds[index] = seed
+        self._started[index] = time.monotonic()
+
+    def _episode_ends(self, index: int) -> None:
+        fleet = self._live_fleet()
+        usage = fleet.usage(index)
+        seconds = time.monotonic() - self._started[index]
+        failure = self._failure_reasons.pop(index, None) if self._failure_reasons else None
+        self._episodes.append(
+            Episode(
+                copy=index,
+                seed=self._seeds[index],
+                length=int(self._lengths[index]),
+                reward=float(self._returns[index]),
+                seconds=seconds,
+                vcpu_seconds=max(0.0, usage.cpu_seconds - self._cpu_before[index]),
+                gb_seconds=usage.memory_gb * seconds,
+                cost_usd=0.0,
+                failure=failure,
+            )
+        )
+        self._cpu_before[index] = usage.cpu_seconds
+        if failure is None:
+            self._failures_in_row[index] = 0
+
+    _failure_reasons: dict[int, str] = {}
+    _next_seeds: dict[int, int | None] = {}
+
+    # The fleet
+
+    def _live_fleet(self) -> Fleet:
+        if self._fleet is None:
+            self._failure_reasons, self._next_seeds = {}, {}
+            self._fleet = self.base.fleet(self.num_envs, self._reset_in == "base")
+        return self._fleet
+
+    def _replace_fleet(self) -> Fleet:
+        """A fleet of a rebuilt base, with the observations of the old one."""
+        old, self._fleet = self._fleet, None
+        new = self._live_fleet()
+        if old is not None:
+            for target, source in zip(new.observations.arrays, old.observations.arrays, strict=True):
+                target[...] = source
+            new.observations.objects = old.observations.objects
+            for name in ("rewards", "terminations", "truncations"):
+                getattr(new, name)[...] = getattr(old, name)
+            new.infos, new.finals, new.results = old.infos, old.finals, old.results
+            old.close(timeout=0.0)
+        return new
+
+    def _abandon_fleet(self) -> None:
+        """Drop every copy: after an interrupted call they are at different points."""
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            fleet.close(timeout=0.0)
+        self._broken = None
+        self._queue.clear()
+        self._sent.clear()
+        self._resetting = {}
+        self._untouched = [False] * self.num_envs
+        self._must_fork = [False] * self.num_envs
+        self._failures_in_row = [0] * self.num_envs
+
+    def _abort(self, error: BaseException) -> None:
+        """After an error in the middle of a call: remember that the copies are out of step."""
+        if isinstance(error, multiprocessing.TimeoutError):
+            # Still pending: it can be waited for again.
+            return
+        self._state = AsyncState.DEFAULT
+        self._queue.clear()
+        what = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
+        self._broken = f"an earlier call was {what}, and the copies are at different points: call reset() first"
+
+    # Checks
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+
+    def _check_idle(self, name: str) -> None:
+        self._check_open()
+        if self._state is not AsyncState.DEFAULT:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to complete", self._state.value
+            )
+        if self._sent and self._broken is None:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while copies {sorted(self._sent)} have been sent actions: recv() them first", "send"
+            )
+
+    def _check_pending(self, state: AsyncState, name: str, before: str) -> None:
+        self._check_open()
+        if self._state is not state:
+            raise NoAsyncCallError(f"Calling `{name}` without any prior call to `{before}`.", state.value)
+
+    def _check_reset(self, indices: Sequence[int]) -> None:
+        if self._broken is not None:
+            raise InterruptedStepError(self._broken)
+        for index in indices:
+            if not self._was_reset[index]:
+                raise ResetNeeded(f"Cannot step copy {index} before resetting it: call reset() first")
+
+    def _refuse_over(self, indices: Sequence[int]) -> None:
+        over = [index for index in indices if self._done[index]]
+        if over:
+            raise EpisodeOverError(
+                f"the episodes of copies {over} are over and autoreset is disabled: reset them with "
+                "reset(options={'reset_mask': mask}) before stepping them"
+            )
+
+    # The end
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False, **kwargs: Any) -> None:
+        """End the copies, closing their environments, and the base if nobody else uses it.
+
+        Args:
+            timeout: seconds to wait for a pending call and for the copies to close; 5 by default.
+            terminate: end them at once.
+        """
+        fleet, self._fleet = getattr(self, "_fleet", None), None
+        try:
+            if fleet is not None:
+                pending = getattr(self, "_state", AsyncState.DEFAULT) is not AsyncState.DEFAULT
+                if pending and not terminate:
+                    fleet.wait(None, 0.0 if timeout is None else timeout)
+                fleet.close(timeout=0.0 if terminate else timeout)
+        finally:
+            base = getattr(self, "base", None)
+            if base is not None:
+                SHARED.release(base)
+                if self._owns_base:
+                    base.close()
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "num_envs"):
+            return f"{type(self).__name__}(closed)"
+        return super().__repr__()
+
+
+def _find_base(
+    env: Any, num_envs: int | None, progress: bool, options: dict[str, Any], engine_options: dict[str, Any]
+) -> tuple[Base, bool]:
+    """The base to fork, and whether it is the vector environment's own (neither shared nor the user's)."""
+    if isinstance(env, Base):
+        if options["engine"] not in (None, env.engine):
+            raise ValueError(f"engine={options['engine']!r}, but the Base given lives in engine {env.engine!r}")
+        misplaced = [name for name, value in options.items() if name != "engine" and value is not None]
+        misplaced += list(engine_options)
+        if misplaced:
+            raise TypeError(
+                f"{', '.join(misplaced)}: an option of the base, which is set up already; pass it to Base() instead"
+            )
+        return env, False
+    given = {name: value for name, value in options.items() if value is not None}
+    # Checked before anything is set up.
+    from prized_gym.base import check_options
+
+    engine = engines.load(options["engine"])
+    check_options(engine, engine_options, "ForkedVectorEnv")
+    given["engine"] = engine.name
+    source = resolve(env)
+    if isinstance(source, list) and num_envs not in (None, len(source)):
+        raise ValueError(f"num_envs={num_envs}, but env is a sequence of {len(source)} callables")
+    if isinstance(source, EnvSpec):
+        return SHARED.acquire(source, {**given, **engine_options, "progress": progress}), False
+    return Base(env, progress=progress, **given, **engine_options), True
+
+
+def _count(base: Base, num_envs: int | None) -> int:
+    if base.num_envs is not None:
+        if num_envs not in (None, base.num_envs):
+            raise ValueError(f"num_envs={num_envs}, but the base was set up for {base.num_envs} copies")
+        return base.num_envs
+    return 1 if num_envs is None else num_envs
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def _at_least_one(name: str, value: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {value!r}") from None
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {value!r}")
+    return number
+
+
+def _seconds(name: str, value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise ValueError(f"{name} must be a positive number of seconds or None, got {value!r}")
+    return value
+
+
+def _earlier(a: float | None, b: float | None) -> float | None:
+    limits = [limit for limit in (a, b) if limit is not None]
+    return min(limits) if limits else None
+
+
+def _seed_list(seed: Seed, count: int) -> list[int | None]:
+    """One seed or None per copy."""
+    if seed is None:
+        return [None] * count
+    seeds: list[int | None]
+    if hasattr(seed, "__index__") and not isinstance(seed, np.ndarray):
+        seeds = [operator.index(seed) + index for index in range(count)]  # type: ignore[arg-type]
+    else:
+        items = list(seed)  # type: ignore[arg-type]
+        if len(items) != count:
+            raise ValueError(
+                f"If seeds are passed as a list the length must match num_envs={count} but got length={len(items)}."
+            )
+        seeds = [None if item is None else operator.index(item) for item in items]
+    for one in seeds:
+        if one is not None and one < 0:
+            raise gym.error.Error(f"Seed must be a non-negative integer, got {one}")
+    return seeds
+
+
+def _take_mask(
+    options: Mapping[str, Any] | None, count: int
+) -> tuple[dict[str, Any] | None, npt.NDArray[np.bool_] | None]:
+    """The options without ``reset_mask``, and the mask, checked as Gymnasium does."""
+    if options is None or "reset_mask" not in options:
+        return None if options is None else dict(options), None
+    rest = {key: value for key, value in options.items() if key != "reset_mask"}
+    mask = options["reset_mask"]
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
+    if mask.shape != (count,):
+        raise ValueError(f"`options['reset_mask']` must have shape `({count},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
+    if not np.any(mask):
+        raise ValueError(
+            f"`options['reset_mask']` must contain a boolean array with at least one True value, got reset_mask={mask}"
+        )
+    return rest, mask

@@ -1,0 +1,22 @@
+"""What travels between a trainer and a sandbox: values and spaces as bytes, and back, from a sender nobody trusts."""
+
+from prized_gym.wire.codec import DEFAULT_LIMITS, Encoded, Limits, decode, encodable, encode, encode_info
+from prized_gym.wire.errors import ProtocolError, RemoteError, WireError
+from prized_gym.wire.spaces import check, default_value, space_from_data, space_to_data
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "Encoded",
+    "Limits",
+    "ProtocolError",
+    "RemoteError",
+    "WireError",
+    "check",
+    "decode",
+    "default_value",
+    "encodable",
+    "encode",
+    "encode_info",
+    "space_from_data",
+    "space_to_data",
+]
