@@ -94,9 +94,7 @@ class ObservationBuffer:
         self.space = space
         self.count = count
         self.leaves = leaves(space)
-        self.arrays: list[Array] = [
-            allocate((count, *leaf.shape), leaf.dtype) for leaf in self.leaves if leaf.is_array
-        ]
+        self.arrays: list[Array] = [allocate((count, *leaf.shape), leaf.dtype) for leaf in self.leaves if leaf.is_array]
         self.array_leaves = [leaf for leaf in self.leaves if leaf.is_array]
         self.object_leaves = [leaf for leaf in self.leaves if not leaf.is_array]
         self.objects: list[list[Any]] = [[_empty(leaf.space) for _ in range(count)] for leaf in self.object_leaves]
@@ -212,7 +210,7 @@ class ActionBuffer:
         self._elements = [max(1, int(np.prod(leaf.shape))) for leaf in self.array_leaves]
         self._rooms = [allocate((count, elements * self.ITEM), byte) for elements in self._elements]
         self._codes = [allocate((count,), byte) for _ in self.array_leaves]
-        self._code_bytes = [memoryview(codes) for codes in self._codes]
+        self._code_bytes = [codes.data for codes in self._codes]
         self._uniform: list[int | None] = [None for _ in self.array_leaves]
         self._views: list[dict[int, Array]] = [{} for _ in self.array_leaves]
 
@@ -263,7 +261,7 @@ class ActionBuffer:
 
 _DTYPES: dict[int, np.dtype[Any]] = {
     np.dtype(kind).num: np.dtype(kind)
-    for kind in "? b B h H i I l L q Q e f d g F D".split()
+    for kind in ["?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d", "g", "F", "D"]
 }
 
 
@@ -275,7 +273,8 @@ def _fitting(leaf: Leaf, value: Any) -> Array:
         )
     if value.dtype != leaf.dtype and not np.can_cast(value.dtype, leaf.dtype, casting="same_kind"):
         raise TypeError(f"observation{leaf.path} has dtype {value.dtype}, which does not fit its space {leaf.space}")
-    return value
+    fitting: Array = value
+    return fitting
 
 
 def _empty(space: AnySpace) -> Any:

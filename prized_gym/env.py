@@ -11,9 +11,8 @@ from gymnasium.vector import AutoresetMode
 
 from prized_gym.base import Base
 from prized_gym.batch import ARRAY_SPACES
-from prized_gym.infos import split
 from prized_gym.recipe import EnvFactory
-from prized_gym.vector_env import ForkedVectorEnv
+from prized_gym.vector_env import UnmergedVectorEnv
 
 
 class ForkedEnv(gym.Env[Any, Any]):
@@ -41,8 +40,10 @@ class ForkedEnv(gym.Env[Any, Any]):
     ) -> None:
         for name in ("num_envs", "autoreset_mode", "copy", "per_process", "max_concurrent"):
             if name in options:
-                raise TypeError(f"ForkedEnv() got an unexpected keyword argument {name!r}: it is one copy, stepped alone")
-        self._envs = ForkedVectorEnv(
+                raise TypeError(
+                    f"ForkedEnv() got an unexpected keyword argument {name!r}: it is one copy, stepped alone"
+                )
+        self._envs = UnmergedVectorEnv(
             env, num_envs=1, autoreset_mode=AutoresetMode.DISABLED, render_mode=render_mode, **options
         )
         self.observation_space = self._envs.single_observation_space
@@ -51,23 +52,23 @@ class ForkedEnv(gym.Env[Any, Any]):
         self.render_mode = self._envs.render_mode
         self.spec = self._envs.spec
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """A new fork of the base, reset; the observation and info of its ``env.reset``."""
         super().reset(seed=seed)
         _, infos = self._envs.reset(seed=seed, options=options)
-        return self._observation(), split(infos, 1)[0]
+        return self._observation(), infos[0]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One step of the copy."""
-        _, rewards, terminations, truncations, infos = self._envs.step(_batch_of_one(self._envs.single_action_space, action))
+        _, rewards, terminations, truncations, infos = self._envs.step(
+            _batch_of_one(self._envs.single_action_space, action)
+        )
         return (
             self._observation(),
             float(rewards[0]),
             bool(terminations[0]),
             bool(truncations[0]),
-            split(infos, 1)[0],
+            infos[0],
         )
 
     def _observation(self) -> Any:

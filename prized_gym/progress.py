@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _PATIENCE = 2.0
 """Seconds before a wait counts as long."""
@@ -18,7 +19,7 @@ def waiting(what: str, enabled: bool) -> Iterator[Callable[[], None]]:
         A function to call now and then.
     """
     started = time.monotonic()
-    bars = []
+    bars: list[Any] = []
 
     def tick() -> None:
         if not enabled or time.monotonic() - started < _PATIENCE:

@@ -491,8 +491,10 @@ class EpisodeProtocol(Protocol):
         self._then_reset = False
         self._seeds = np.random.default_rng()
 
-    def fork(self: _Self) -> _Self:
-        return copy.deepcopy(self)
+    def fork(self) -> EpisodeProtocol:
+        other = copy.copy(self)
+        other._seeds = copy.deepcopy(self._seeds)
+        return other
 
     def ready(self) -> Request | None:
         return None if self.ready_path is None else Request("GET", self.ready_path, self.headers)
@@ -545,7 +547,8 @@ class EpisodeProtocol(Protocol):
         except Exception as error:
             why = f"{type(error).__name__}: {error!s:.200}"
             raise _refusal(response, f"no reward is in the answer ({why})") from error
-        if not isinstance(given, (bool, int, float, np.bool_, np.integer, np.floating)) or not math.isfinite(given):
+        reward = _finite(given)
+        if reward is None:
             raise _refusal(response, f"the reward {given!r:.100} is no finite number")
         obs = default_value(self.description.observation_space)
         info = answer if isinstance(answer, dict) else {"answer": answer}
@@ -553,7 +556,7 @@ class EpisodeProtocol(Protocol):
         if self._then_reset:
             self.reset(None, None)
             after = self.read_reset(None)
-        return StepAnswer(obs, float(given), True, False, info, after)
+        return StepAnswer(obs, reward, True, False, info, after)
 
     def start(self, fresh: Fresh) -> None:
         if fresh.attributes:
@@ -627,6 +630,16 @@ def _flag(value: Any, what: str) -> bool:
     if not isinstance(value, bool):
         raise WireError(f"{what}: expected true or false, got {type(value).__name__}")
     return value
+
+
+def _finite(value: Any) -> float | None:
+    if not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _json_integer(digits: str) -> int:

@@ -24,7 +24,7 @@ from prized_gym import fleet as ops
 from prized_gym.actions import ActionCheck
 from prized_gym.base import SHARED, Base
 from prized_gym.batch import Array
-from prized_gym.errors import BaseDiedError, CopyError, EpisodeOverError, Failure, InterruptedStepError
+from prized_gym.errors import BaseDiedError, EpisodeOverError, Failure, InterruptedStepError
 from prized_gym.fleet import Call, Command, Fleet, Fresh, Reseed, Reset, SetAttr, Start
 from prized_gym.history import Episode
 from prized_gym.infos import merge
@@ -142,7 +142,9 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._max_failures = _at_least_one("max_failures", max_failures)
         self._max_concurrent = None if max_concurrent is None else _at_least_one("max_concurrent", max_concurrent)
         if _at_least_one("per_process", per_process) != 1:
-            raise ValueError(f"per_process={per_process}: each copy is a process of its own, only per_process=1 is possible")
+            raise ValueError(
+                f"per_process={per_process}: each copy is a process of its own, only per_process=1 is possible"
+            )
         self._step_timeout = _seconds("step_timeout", step_timeout)
         self._reset_timeout = _seconds("reset_timeout", reset_timeout)
         self.copy = copy
@@ -264,7 +266,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             self._wait_all(fleet, timeout, self._reset_timeout, limit, "reset_wait")
             self._retry_resets(fleet)
             fleet = self._live_fleet()
-            infos = merge(fleet.infos, self.num_envs) if fleet.infos else {}
+            infos = self._merge_infos(fleet.infos, self.num_envs)
             fleet.infos.clear()
             for index, seed in self._resetting.items():
                 self._episode_begins(index, seed)
@@ -278,9 +280,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             self._abort(error)
             raise
 
-    def _begin_reset(
-        self, targets: Sequence[int], seeds: Sequence[int | None], options: dict[str, Any] | None
-    ) -> None:
+    def _begin_reset(self, targets: Sequence[int], seeds: Sequence[int | None], options: dict[str, Any] | None) -> None:
         fleet = self._live_fleet()
         fork: dict[int, Command] = {}
         in_place: dict[int, Command] = {}
@@ -400,9 +400,8 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             self._check_pending(AsyncState.WAITING_STEP, "step_wait", "step_async")
         try:
             fleet = self._live_fleet()
-            limit = timeout
             if self._step_timeout is not None or self._queue:
-                limit = self._await_steps(fleet, timeout)
+                self._await_steps(fleet, timeout)
             elif timeout is None:
                 fleet.wait()
             else:
@@ -418,7 +417,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             self._account(rewards, done)
             if infos is None and fleet.infos:
                 infos = fleet.infos
-            merged = merge(infos, self.num_envs) if infos else {}
+            merged = self._merge_infos(infos or {}, self.num_envs)
             fleet.infos.clear()
             observations = fleet.observations.batch(self.copy)
             self._state = AsyncState.DEFAULT
@@ -426,6 +425,10 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         except BaseException as error:
             self._abort(error)
             raise
+
+    def _merge_infos(self, infos: Mapping[int, dict[str, Any]], count: int) -> Any:
+        """The infos of some copies as one, the way :meth:`step` and :meth:`reset` return them."""
+        return merge(infos, count) if infos else {}
 
     def _account(self, rewards: npt.NDArray[np.float64], done: npt.NDArray[np.bool_]) -> None:
         """Keep the episodes' returns and lengths; remember whose episode is over."""
@@ -437,12 +440,12 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             self._resetting = {}
         over = b"\1" in done.tobytes()
         if over:
-            for index in np.flatnonzero(done):
-                self._episode_ends(int(index))
+            for ended in np.flatnonzero(done):
+                self._episode_ends(int(ended))
         if self._same_step:
             if over:
-                for index in np.flatnonzero(done):
-                    self._episode_begins(int(index), self._next_seeds.pop(int(index), None))
+                for ended in np.flatnonzero(done):
+                    self._episode_begins(int(ended), self._next_seeds.pop(int(ended), None))
         else:
             self._done = done
             self._any_done = over
@@ -540,9 +543,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         for index in fleet.busy:
             fleet.failures[index] = fleet.end(index, timed_out=limit)
 
-    def _wait_all(
-        self, fleet: Fleet, timeout: float | None, own: float | None, limit: float | None, name: str
-    ) -> None:
+    def _wait_all(self, fleet: Fleet, timeout: float | None, own: float | None, limit: float | None, name: str) -> None:
         """Wait for every busy copy: at most ``timeout`` seconds, and end those that take longer than ``own``."""
         fleet.wait(None, limit)
         if not fleet.busy:
@@ -598,8 +599,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             fleet.rewards[index], fleet.terminations[index], fleet.truncations[index] = kept[index]
         self._next_seeds = dict(self._resetting)
         self._resetting = {}
-        infos = {index: fleet.infos.pop(index) for index in list(fleet.infos)}
-        return infos
+        return {index: fleet.infos.pop(index) for index in list(fleet.infos)}
 
     def _take_failures(self, fleet: Fleet) -> dict[int, str]:
         """The failures of a batch: raised, retried where an autoreset failed, or turned into truncated episodes."""
@@ -646,7 +646,9 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         """
         self._check_open()
         if self._state is not AsyncState.DEFAULT:
-            raise AlreadyPendingCallError(f"Calling `send` while waiting for a pending call to `{self._state.value}`", "send")
+            raise AlreadyPendingCallError(
+                f"Calling `send` while waiting for a pending call to `{self._state.value}`", "send"
+            )
         chosen = self._everyone if indices is None else [operator.index(index) for index in indices]
         for index in chosen:
             if not 0 <= index < self.num_envs:
@@ -732,7 +734,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             self._any_done = bool(self._done.any())
         for index in ready:
             self._sent.pop(index, None)
-        merged = merge({ready.index(index): info for index, info in infos.items()}, len(ready))
+        merged = self._merge_infos({ready.index(index): info for index, info in infos.items()}, len(ready))
         return observations, rewards, terminations, truncations, merged, chosen
 
     # Branching
@@ -904,7 +906,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         """The seed of each environment's ``np_random``, -1 where it is not known."""
         return self.get_attr("np_random_seed")
 
-    @property
+    @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """A copy of each environment's random number generator."""
         return self.get_attr("np_random")
@@ -1026,7 +1028,8 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._check_open()
         if self._state is not AsyncState.DEFAULT:
             raise AlreadyPendingCallError(
-                f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to complete", self._state.value
+                f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to complete",
+                self._state.value,
             )
         if self._sent and self._broken is None:
             raise AlreadyPendingCallError(
@@ -1080,6 +1083,17 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         if not hasattr(self, "num_envs"):
             return f"{type(self).__name__}(closed)"
         return super().__repr__()
+
+
+class UnmergedVectorEnv(ForkedVectorEnv):
+    """A :class:`ForkedVectorEnv` whose infos are a list with the info of each copy as the environment gave it.
+
+    For adapters to libraries whose infos are lists. In same-step mode ``final_obs`` and ``final_info`` are keys of the
+    copy's info.
+    """
+
+    def _merge_infos(self, infos: Mapping[int, dict[str, Any]], count: int) -> Any:
+        return [dict(infos.get(index, {})) for index in range(count)]
 
 
 def _find_base(
@@ -1152,9 +1166,9 @@ def _seed_list(seed: Seed, count: int) -> list[int | None]:
         return [None] * count
     seeds: list[int | None]
     if hasattr(seed, "__index__") and not isinstance(seed, np.ndarray):
-        seeds = [operator.index(seed) + index for index in range(count)]  # type: ignore[arg-type]
+        seeds = [operator.index(seed) + index for index in range(count)]
     else:
-        items = list(seed)  # type: ignore[arg-type]
+        items = list(seed)
         if len(items) != count:
             raise ValueError(
                 f"If seeds are passed as a list the length must match num_envs={count} but got length={len(items)}."

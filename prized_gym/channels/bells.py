@@ -7,8 +7,10 @@ pipes and spinning. Two such bells are used in turn, so that a fast copy cannot 
 from __future__ import annotations
 
 import os
+import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TypeAlias
 
 
 class Bell(ABC):
@@ -121,8 +123,8 @@ class PipeTally:
             os.close(fd)
 
 
-AnyBell = EventfdBell | PipeBell
-AnyTally = EventfdTally | PipeTally
+AnyBell: TypeAlias = EventfdBell | PipeBell
+AnyTally: TypeAlias = EventfdTally | PipeTally
 
 
 def have_eventfd() -> bool:
@@ -151,8 +153,6 @@ def all_fds(bells: list[AnyBell], tally: AnyTally) -> list[int]:
 
 
 def _drain(fd: int, size: int) -> None:
-    import select
-
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     while poller.poll(0):

@@ -44,7 +44,9 @@ class Block:
         self.fd = _anonymous_file(self.size) if fd is None else fd
         self._lay_out(observation_space, action_space, count, mmap.mmap(self.fd, self.size))
 
-    def _lay_out(self, observation_space: AnySpace, action_space: AnySpace, count: int, memory: mmap.mmap | None) -> int:
+    def _lay_out(
+        self, observation_space: AnySpace, action_space: AnySpace, count: int, memory: mmap.mmap | None
+    ) -> int:
         """Place every part; without ``memory`` only measure, in arrays that own no page."""
         end = 0
 

@@ -127,7 +127,7 @@ class InlineFleet(Fleet):
             self._todo[index] = (ops.COMMAND, command)
 
     def wait(self, count: int | None = None, timeout: float | None = None) -> list[int]:
-        finished = []
+        finished: list[int] = []
         for index in list(self._todo):
             if count is not None and len(finished) >= count:
                 break
@@ -159,7 +159,7 @@ class InlineFleet(Fleet):
 
     def _step(self, index: int, env: AnyEnv, then_reset: bool, action: Any) -> None:
         observation, reward, terminated, truncated, info = env.step(action)
-        self.rewards[index] = reward  # type: ignore[assignment]
+        self.rewards[index] = reward
         self.terminations[index] = terminated
         self.truncations[index] = truncated
         if then_reset and (terminated or truncated):

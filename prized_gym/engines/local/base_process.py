@@ -15,7 +15,8 @@ from typing import Any
 import cloudpickle
 
 from prized_gym import recipe as recipes
-from prized_gym.channels import bells, messages
+from prized_gym.channels import messages
+from prized_gym.channels.bells import AnyBell, AnyTally, adopt, all_fds
 from prized_gym.channels.shared_memory import Block
 from prized_gym.engines.interface import Description
 from prized_gym.engines.local import copy_process, forking, processes, workdirs
@@ -173,13 +174,13 @@ class _Fleet:
 
     sock: socket.socket
     block: Block
-    bells: list[bells.AnyBell]
-    tally: bells.AnyTally
+    bells: list[AnyBell]
+    tally: AnyTally
     pids: set[int] = field(default_factory=set)
     adopting: int = 0
 
     def fds(self) -> list[int]:
-        return [self.sock.fileno(), self.block.fd, *bells.all_fds(self.bells, self.tally)]
+        return [self.sock.fileno(), self.block.fd, *all_fds(self.bells, self.tally)]
 
     def close(self) -> None:
         self.sock.close()
@@ -192,9 +193,7 @@ class _Fleet:
 class BaseProcess:
     """The warm environments and the fleets forked from them."""
 
-    def __init__(
-        self, control: socket.socket, setup: Setup, recipe: recipes.Recipe, built: recipes.Built
-    ) -> None:
+    def __init__(self, control: socket.socket, setup: Setup, recipe: recipes.Recipe, built: recipes.Built) -> None:
         self._control = control
         self._setup = setup
         self._recipe = recipe
@@ -269,7 +268,7 @@ class BaseProcess:
         sock = socket.socket(fileno=fds[0])
         env = self._built.envs[0]
         block = Block(env.observation_space, env.action_space, request.count, fds[1])
-        pair, tally = bells.adopt(fds[2:])
+        pair, tally = adopt(fds[2:])
         fleet = _Fleet(sock, block, pair, tally)
         self._fleets[sock.fileno()] = fleet
         return fleet
@@ -323,7 +322,7 @@ class BaseProcess:
                     answer.error = f"the operating system refused a fork: {error}"
                     return answer
                 if pid == 0:
-                    unused = {*ours, *fds[2 * number + 2 :]} - {*bells.all_fds(fleet.bells, fleet.tally)}
+                    unused = {*ours, *fds[2 * number + 2 :]} - {*all_fds(fleet.bells, fleet.tally)}
                     self._become_copy(fleet, index, sock_fd, err_fd, unused, files)
                 answer.pids[index] = pid
                 fleet.pids.add(pid)

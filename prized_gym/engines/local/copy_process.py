@@ -91,10 +91,10 @@ class CopyProcess:
         self._add = tally.adder()
         self._base_pid = base_pid
         self._view = view
-        self._listen = memoryview(block.listen)
-        self._busy = memoryview(block.busy)
-        self._flags = memoryview(block.flags)
-        self._ops = memoryview(block.ops)
+        self._listen = block.listen.data
+        self._busy = block.busy.data
+        self._flags = block.flags.data
+        self._ops = block.ops.data
         self._memory_read_at = 0.0
         self._stack_fd = -1
 
@@ -163,9 +163,7 @@ class CopyProcess:
         block, index = self._block, self.index
         actions = block.actions
         objects = pickle.loads(payload) if payload else ()
-        observation, reward, terminated, truncated, info = self._env.step(
-            actions.join(actions.read(index), objects)
-        )
+        observation, reward, terminated, truncated, info = self._env.step(actions.join(actions.read(index), objects))
         block.rewards[index] = reward
         block.terminations[index] = terminated
         block.truncations[index] = truncated

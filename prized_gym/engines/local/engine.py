@@ -117,7 +117,9 @@ class LocalBase(BaseHandle):
             messages.send(self._control, pickle.dumps(context))
             messages.send(self._control, pickle.dumps(setup))
             with waiting("setting up the base", progress) as tick:
-                while not messages.wait_readable(self._control, min(deadline or time.monotonic() + 1, time.monotonic() + 0.2)):
+                while not messages.wait_readable(
+                    self._control, min(deadline or time.monotonic() + 1, time.monotonic() + 0.2)
+                ):
                     tick()
                     if deadline is not None and time.monotonic() >= deadline:
                         raise SetupTimeoutError(

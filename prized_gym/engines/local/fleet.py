@@ -87,10 +87,10 @@ class LocalFleet(Fleet):
         self._strays = False
         self._closed = False
         self._base_error: BaseDiedError | None = None
-        self._ops_view = memoryview(block.ops)
-        self._busy_view = memoryview(block.busy)
-        self._flags_view = memoryview(block.flags)
-        self._listen_view = memoryview(block.listen)
+        self._ops_view = block.ops.data
+        self._busy_view = block.busy.data
+        self._flags_view = block.flags.data
+        self._listen_view = block.listen.data
         self._poller = select.poll()
         self._poller.register(tally.fd, select.POLLIN)
         self._poller.register(sock, select.POLLIN)
@@ -344,7 +344,7 @@ class LocalFleet(Fleet):
             try:
                 length = int(self._block.lengths[index])
                 if flag == IN_SLOT:
-                    answer = pickle.loads(self._block.slots[index, :length])
+                    answer = pickle.loads(self._block.slots[index, :length].data)
                 else:
                     answer = pickle.loads(messages.receive(self._copies[index].sock))
             except (messages.Hangup, OSError, KeyError):
@@ -460,9 +460,7 @@ class LocalFleet(Fleet):
 
     def _bury(self, index: int, kind: Any, reason: str) -> None:
         copy = self._copies[index]
-        self._dead[index] = Failure(
-            index, f"pid {copy.pid}", kind, reason, stderr=copy.stderr.tail(), traceback=""
-        )
+        self._dead[index] = Failure(index, f"pid {copy.pid}", kind, reason, stderr=copy.stderr.tail(), traceback="")
         self._discard(index)
 
     def _discard(self, index: int) -> None:

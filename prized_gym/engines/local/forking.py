@@ -20,9 +20,8 @@ from typing import Any
 from prized_gym.engines.local.processes import libc
 from prized_gym.errors import ForkUnsafeError
 
-SINGLE_THREADED = {
-    name: "1"
-    for name in (
+SINGLE_THREADED = dict.fromkeys(
+    (
         "OMP_NUM_THREADS",
         "OPENBLAS_NUM_THREADS",
         "MKL_NUM_THREADS",
@@ -30,8 +29,9 @@ SINGLE_THREADED = {
         "NUMEXPR_NUM_THREADS",
         "VECLIB_MAXIMUM_THREADS",
         "RAYON_NUM_THREADS",
-    )
-} | {"TOKENIZERS_PARALLELISM": "false"}
+    ),
+    "1",
+) | {"TOKENIZERS_PARALLELISM": "false"}
 """The environment of a base process: no pool of threads is started that a copy would wait for in vain, and N copies
 do not fight for the cores with N pools."""
 
@@ -188,7 +188,9 @@ def _python_threads() -> list[str]:
         if frame is not None:
             place = "".join(traceback.format_list(traceback.extract_stack(frame)[-2:])).rstrip()
         daemon = ", daemon" if thread.daemon else ""
-        found.append(f"- Python thread {thread.name!r}{daemon}, at\n{place}" if place else f"- Python thread {thread.name!r}")
+        found.append(
+            f"- Python thread {thread.name!r}{daemon}, at\n{place}" if place else f"- Python thread {thread.name!r}"
+        )
     return found
 
 

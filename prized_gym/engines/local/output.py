@@ -66,7 +66,9 @@ class Pump:
                 self._streams = {}
                 self._selector = selectors.DefaultSelector()
                 self._pid = os.getpid()
-                threading.Thread(target=self._run, args=(self._selector,), name="prized_gym-output", daemon=True).start()
+                threading.Thread(
+                    target=self._run, args=(self._selector,), name="prized_gym-output", daemon=True
+                ).start()
             assert self._selector is not None
             self._streams[stream.fd] = stream
             self._selector.register(stream.fd, selectors.EVENT_READ)
