@@ -261,7 +261,7 @@ class ActionBuffer:
 
 _DTYPES: dict[int, np.dtype[Any]] = {
     np.dtype(kind).num: np.dtype(kind)
-    for kind in ["?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d", "g", "F", "D"]
+    for kind in "?bBhHiIlLqQefdgFD"
 }
 
 

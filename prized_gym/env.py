@@ -55,11 +55,13 @@ class ForkedEnv(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """A new fork of the base, reset; the observation and info of its ``env.reset``."""
         super().reset(seed=seed)
+        infos: Any
         _, infos = self._envs.reset(seed=seed, options=options)
         return self._observation(), infos[0]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One step of the copy."""
+        infos: Any
         _, rewards, terminations, truncations, infos = self._envs.step(
             _batch_of_one(self._envs.single_action_space, action)
         )

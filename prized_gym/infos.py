@@ -89,7 +89,7 @@ def _numeric(column: dict[int, Any], count: int) -> npt.NDArray[Any] | None:
     if dtype.kind == "f" and all(array.dtype.kind in "iu" for array in arrays):
         # int64 and uint64 meet in float64, which holds neither exactly.
         return None
-    if dtype == object and not isinstance(values[0], np.ndarray):
+    if dtype.kind == "O" and not isinstance(values[0], np.ndarray):
         return None
     merged = np.zeros((count, *shape), dtype=dtype)
     for index, array in zip(column, arrays, strict=True):

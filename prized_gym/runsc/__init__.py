@@ -14,6 +14,7 @@ from .errors import RunscError, RunscUnavailable, SandboxDied, SandboxStateError
 from .execute import ExecResult
 from .files import FileInfo, Files
 from .find import Runsc
+from .maker import close_all
 from .python import PythonPaths, python_paths
 from .sandbox import Sandbox
 from .store import Kept, delete_kept, list_kept, sweep
@@ -34,6 +35,7 @@ __all__ = [
     "SandboxStateError",
     "SandboxTimeout",
     "Stream",
+    "close_all",
     "delete_kept",
     "diagnose",
     "list_kept",

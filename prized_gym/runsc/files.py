@@ -8,7 +8,7 @@ import io
 import os
 import posixpath
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -48,7 +48,8 @@ class Files:
     Forks wait for a transfer's end.
     """
 
-    def __init__(self, link: Link, awake: Awake, timeout: float = 60.0) -> None:
+    def __init__(self, link: Link, awake: Awake, check: Callable[[], None], timeout: float = 60.0) -> None:
+        self._check = check  # raises when the sandbox is not one to use
         self._link = link
         self._awake = awake
         self.timeout = timeout
@@ -121,6 +122,7 @@ class Files:
     def _request(self, what: str, remote: str) -> Iterator[tuple[socket, str]]:
         if not remote or "\0" in remote:
             raise ValueError(f"{remote!r} is no path")
+        self._check()
         try:
             with self._awake.hold(), self._link.undisturbed():
                 connection = self._link.dial({"op": "files", "do": what, "path": remote}, self.timeout, inside=True)

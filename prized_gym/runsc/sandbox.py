@@ -75,7 +75,7 @@ class Sandbox:
         self._awake = Awake(
             lambda: maker.tell("stop", id=id), lambda: maker.tell("continue", id=id), maker.hub.poke, idle_after
         )
-        self.files = Files(self._link, self._awake)
+        self.files = Files(self._link, self._awake, lambda: self._must_be("running"))
 
     # -- making
 
@@ -505,6 +505,8 @@ class Sandbox:
             shutil.rmtree(image, ignore_errors=True)
 
     def _must_be(self, state: State) -> None:
+        if os.getpid() != self._maker.pid:
+            raise SandboxStateError(f"sandbox {self.id} belongs to the process that made it, not to a forked child")
         if self._state == state:
             return
         if self._state == "dead":

@@ -12,6 +12,7 @@ import selectors
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -176,6 +177,9 @@ class Listener(threading.Thread):
             except _Refused as refused:
                 self.refuse(connection, plain_error(refused.status, str(refused)))
             except OSError:
+                self.drop(connection)
+            except Exception:  # out of memory, say: this thread must outlive whatever one client sends
+                traceback.print_exc()
                 self.drop(connection)
 
     def drop(self, connection: _Connection) -> None:

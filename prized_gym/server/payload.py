@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 
 __all__ = ["PayloadError", "library_version", "read_payload", "write_payload"]
 

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import numpy as np
 
 from prized_gym.wire.arrays import array_parts, read_array, read_scalar

@@ -655,7 +655,4 @@ def _state_of(pid: int) -> str:
 def _hung_up(sock: socket.socket) -> bool:
     poller = select.poll()
     poller.register(sock, select.POLLIN)
-    for _, event in poller.poll(0):
-        if event & (select.POLLHUP | select.POLLERR):
-            return True
-    return False
+    return any(event & (select.POLLHUP | select.POLLERR) for _, event in poller.poll(0))

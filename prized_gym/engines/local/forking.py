@@ -20,18 +20,16 @@ from typing import Any
 from prized_gym.engines.local.processes import libc
 from prized_gym.errors import ForkUnsafeError
 
-SINGLE_THREADED = dict.fromkeys(
-    (
-        "OMP_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "BLIS_NUM_THREADS",
-        "NUMEXPR_NUM_THREADS",
-        "VECLIB_MAXIMUM_THREADS",
-        "RAYON_NUM_THREADS",
-    ),
-    "1",
-) | {"TOKENIZERS_PARALLELISM": "false"}
+_POOL_SIZES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
+SINGLE_THREADED = {**dict.fromkeys(_POOL_SIZES, "1"), "TOKENIZERS_PARALLELISM": "false"}
 """The environment of a base process: no pool of threads is started that a copy would wait for in vain, and N copies
 do not fight for the cores with N pools."""
 

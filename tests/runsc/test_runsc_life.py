@@ -1,0 +1,223 @@
+"""From create to close, and every other end."""
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sandbox_tools import COUNTER, ROOT, cpu_seconds, eventually, get, http, sentry_of
+
+from prized_gym.runsc import (
+    Runsc,
+    RunscError,
+    RunscUnavailable,
+    Sandbox,
+    SandboxDied,
+    SandboxStateError,
+    delete_kept,
+    diagnose,
+    list_kept,
+    python_paths,
+)
+from prized_gym.runsc.processes import tree
+
+
+def test_create_and_close(create: Callable[..., Sandbox], store: Path) -> None:
+    box = create(labels={"a": "b"})
+    assert re.fullmatch("sbx_[0-9a-f]{12}", box.id) and box.labels == {"a": "b"} and box.state == "running"
+    assert abs(box.created_at - time.time()) < 60
+    sentry = sentry_of(box)
+    box.close()
+    box.close()
+    assert box.state == "closed" and not os.path.exists(f"/proc/{sentry}")
+    assert not [path for path in store.rglob(f"*{box.id}*")]
+    for use in (lambda: box.exec("true"), box.fork, box.pause, lambda: box.connect_port(1), lambda: box.files.read("x")):
+        with pytest.raises(SandboxStateError, match=r"closed|ended"):
+            use()
+
+
+@pytest.mark.parametrize("options", [{"network": "maybe"}, {"vcpu": 0}, {"memory_gb": -1}, {"max_runtime_min": 0}, {"mounts": {"/ctl": "/"}}])
+def test_bad_arguments(create: Callable[..., Sandbox], options: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        create(**options)
+
+
+def test_a_killed_sandbox_is_news_at_once(create: Callable[..., Sandbox]) -> None:
+    box, other = create(), create()
+    told: list[str] = []
+    box.on_death(told.append)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(box.exec, "sleep 60")
+        assert eventually(lambda: b"sleep" in box.exec("ps ax").stdout)
+        start = time.monotonic()
+        os.kill(sentry_of(box), signal.SIGKILL)
+        with pytest.raises(SandboxDied, match="sentry ended with -9"):
+            running.result(5)
+        assert time.monotonic() - start < 1
+    assert box.wait_dead(5) and eventually(lambda: told == [box.death]) and box.state == "dead"
+    with pytest.raises(SandboxDied):
+        box.exec("true")
+    with pytest.raises(SandboxDied):
+        box.fork()
+    late: list[str] = []
+    box.on_death(late.append)
+    assert late == [box.death]
+    assert other.exec("echo fine").stdout == b"fine\n"
+
+
+def test_an_agent_that_is_gone_ends_its_sandbox(create: Callable[..., Sandbox]) -> None:
+    box = create()
+    assert box.exec("kill -9 1; kill -9 -1; echo alive").stdout == b"alive\n"  # the user cannot
+    with pytest.raises(SandboxDied):
+        box.exec("kill -9 1", user="root", timeout=5)
+    assert box.wait_dead(5)
+
+
+def test_run_time_is_bounded(create: Callable[..., Sandbox]) -> None:
+    box = create(max_runtime_min=0.03)
+    assert "max_runtime_min" in (box.wait_dead(10) or "")
+
+
+def test_kept_and_forked_by_another_process(create: Callable[..., Sandbox]) -> None:
+    box = create(labels={"keep": "me"}, env_vars={"MINE": "1"})
+    box.files.write("server.py", COUNTER)
+    box.exec("python3 server.py > server.log 2>&1", background=True)
+    get(http(box))
+    assert box.keep() == box.id and box.state == "kept"
+    [kept] = list_kept({"keep": "me"})
+    assert kept.id == box.id and kept.size > 1_000_000 and not list_kept({"keep": "other"})
+    with pytest.raises(SandboxStateError, match="kept"):
+        box.exec("true")
+    program = (
+        "import sys; sys.path.insert(0, 'tests/runsc'); import sandbox_tools as t; from prized_gym.runsc import Sandbox\n"
+        "base = Sandbox.connect(sys.argv[1])\n"
+        "a, b = base.fork(2)\n"
+        "print(base.state, a.labels, t.get(t.http(a)), t.get(t.http(b)), b.exec('echo $MINE').stdout)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, box.id], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "kept {'keep': 'me'} 2 2 b'1\\n'\n", done.stderr
+    [copy] = box.fork()  # and by the one that kept it
+    with copy:
+        assert get(http(copy)) == "2"
+        assert delete_kept(box.id) and not delete_kept(box.id)
+        assert copy.exec("cat server.py | wc -l").stdout != b"0\n"
+    with pytest.raises(SandboxStateError, match="no sandbox"):
+        Sandbox.connect(box.id)
+    with pytest.raises(ValueError):
+        Sandbox.connect("../../etc")
+
+
+def test_fork_of_a_paused_one_can_be_kept(create: Callable[..., Sandbox]) -> None:
+    box = create()
+    box.pause()
+    [copy] = box.fork()
+    copy.close()
+    box.keep()
+    [copy] = Sandbox.connect(box.id).fork()
+    with copy:
+        assert copy.exec("echo fine").stdout == b"fine\n"
+    delete_kept(box.id)
+
+
+def test_idle_copies_use_no_cpu(create: Callable[..., Sandbox]) -> None:
+    box = create(idle_after=0.2)
+    box.files.write("server.py", COUNTER)
+    box.exec("python3 server.py > server.log 2>&1", background=True)
+    get(http(box))
+    copies = box.fork(16)
+    connections = [http(copy) for copy in copies]
+    assert {get(connection) for connection in connections} == {"2"}
+    assert eventually(lambda: all(copy.stopped for copy in [box, *copies]))
+    supervisor = tree(box._maker.process.pid)
+    before = cpu_seconds(supervisor)
+    time.sleep(1.5)
+    assert cpu_seconds(supervisor) - before <= 0.03  # of a core, all 17 and their supervisor together: two clock ticks
+    assert all(copy.stopped for copy in copies)
+    assert {get(connection) for connection in connections} == {"3"}  # over the streams that were open
+    copies[0].touch()
+    assert copies[0].exec("echo awake").stdout == b"awake\n"
+    with copies[1].hold():
+        assert not copies[1].idle() and not copies[1].stopped
+    for copy in copies:
+        copy.close()
+
+
+def test_pause_keeps_commands_waiting(create: Callable[..., Sandbox]) -> None:
+    box = create()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(box.exec, "sleep 0.3; echo done")
+        assert eventually(lambda: b"sleep" in box.exec("ps ax").stdout)
+        box.pause()
+        assert running.result(10).stdout == b"done\n"  # held by the command, it stops at its end
+    assert eventually(lambda: box.stopped) and box.state == "paused"
+    box.resume()
+    assert box.exec("echo up").stdout == b"up\n"
+
+
+def test_without_runsc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunscUnavailable, match=r"no executable runsc at .*argument") as caught:
+        Runsc.find(tmp_path / "runsc")
+    assert "get_runsc.py" in caught.value.remedy
+    fake = tmp_path / "runsc"
+    fake.write_text("#!/bin/sh\necho hello\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("RUNSC", str(fake))
+    with pytest.raises(RunscUnavailable, match="does not run as runsc"):
+        Runsc.find()
+    fake.write_text("#!/bin/sh\necho runsc version 1\n[ \"$1\" = --version ]\n")
+    with pytest.raises(RunscUnavailable, match="cannot run a sandbox"):
+        Runsc.find(fake.rename(tmp_path / "other"))
+    monkeypatch.delenv("RUNSC")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(RunscUnavailable, match="PATH"):
+        Runsc.find()
+
+
+def test_doctor(runsc: Runsc) -> None:
+    checks = {check.name: check for check in diagnose(runsc.path)}
+    assert checks["runsc"].ok and runsc.version in checks["runsc"].detail
+    assert all(check.ok or check.remedy for check in checks.values())
+    missing = {check.name: check for check in diagnose("/no/runsc")}
+    assert not missing["runsc"].ok and missing["runsc"].needed and "get_runsc.py" in missing["runsc"].remedy
+
+
+def test_failed_start_says_why_and_leaves_nothing(create: Callable[..., Sandbox], store: Path) -> None:
+    before = sorted(store.rglob("sbx_*"))
+    python = dataclasses.replace(python_paths(), base="/no/such/python")
+    with pytest.raises(RunscError, match=r"could not be started: runsc ended with"):
+        create(python=python)
+    assert sorted(store.rglob("sbx_*")) == before
+
+
+def test_python_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "project"
+    package.mkdir()
+    monkeypatch.setenv("PYTHONPATH", f"{package}:/:/home:{Path.home()}:{Path.home().parent}:{tmp_path}/missing")
+    paths = python_paths(extra=[tmp_path])
+    assert str(tmp_path) in paths.binds and str(package) in paths.search
+    assert not {"/", "/home", "/root", "/tmp", str(Path.home())} & set(paths.binds)
+    assert any(sys.prefix == bind or sys.prefix.startswith(bind + "/") for bind in (*paths.binds, "/usr"))
+
+
+def test_editable_installs_are_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import types
+
+    for name in ("by_finder", "by_path"):
+        (tmp_path / name).mkdir()
+    finder = types.ModuleType("__editable___thing_finder")
+    finder.MAPPING = {"thing": str(tmp_path / "by_finder"), "gone": "/no/such"}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, finder.__name__, finder)
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "thing.pth").write_text(f"# comment\nimport sys\n{tmp_path / 'by_path'}\n")
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(site)])
+    paths = python_paths()
+    assert {str(tmp_path / "by_finder"), str(tmp_path / "by_path"), str(site)} <= set(paths.binds)
+    assert str(tmp_path / "by_path") in paths.search

@@ -1,0 +1,280 @@
+"""The process that makes sandboxes: when it ends, however it ends, nothing of them stays."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sandbox_tools import ROOT, eventually, processes_of, sentry_of, start_python
+
+from prized_gym.runsc import Runsc, Sandbox, cgroups, sweep
+from prized_gym.runsc.processes import tree
+
+PRELUDE = (
+    "import os, sys, threading, time, signal\nfrom prized_gym.runsc import *\nfrom prized_gym.runsc import maker\n"
+    "runsc = Runsc(os.environ['RUNSC_PATH'], '')\n"
+    "options = dict(runsc=runsc, memory_gb=0.5, disk_gb=0.05, max_runtime_min=5)\n"
+    "say = lambda word: print(word, flush=True)\n"
+)
+
+
+@pytest.fixture
+def own_store(runsc: Runsc, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store for makers that are killed; at the end it must be empty, and no process or cgroup may speak of it."""
+    import shutil
+    import tempfile
+
+    store = Path(tempfile.mkdtemp(prefix="pg-", dir="/var/tmp"))
+    monkeypatch.setenv("PRIZED_GYM_STORE", str(store))
+    monkeypatch.setenv("RUNSC_PATH", runsc.path)
+    yield store
+    shutil.rmtree(store)
+
+
+def namespaces() -> set[str]:
+    """The PID, network and mount namespaces that processes are in."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            for kind in ("pid", "net", "mnt"):
+                try:
+                    found.add(os.readlink(entry / "ns" / kind))
+                except OSError:
+                    continue
+    return found
+
+
+def remains(store: Path) -> list[str]:
+    """Whatever of a store's makers is left."""
+    files = [str(path) for path in store.rglob("*") if path.name not in ("lock", "kept")]
+    groups = [str(group) for parent in set(cgroups.parents().values()) for group in parent.glob("prized-gym-m-*")]
+    mine = [group for group in groups if any(name in group for name in MAKERS)]
+    return [*files, *processes_of(store), *mine]
+
+
+MAKERS: set[str] = set()
+
+STAGES = {
+    "while it starts its supervisor": "say('go'); box = Sandbox.create(**options); time.sleep(60)",
+    "in set-up": "box = Sandbox.create(**options); say('go'); box.exec('sleep 60')",
+    "in a fork": "box = Sandbox.create(**options)\nbox.exec('true')\nthreading.Timer(0.15, say, ['go']).start()\nwhile True: box.fork(4)",
+    "in a step": "[copy] = Sandbox.create(**options).fork()\nsay('go')\nwhile True: copy.exec(['/bin/true'])",
+    "paused": "box = Sandbox.create(**options); box.pause(); box.fork(); say('go'); time.sleep(60)",
+    "with a forked child that lives on": (
+        "box = Sandbox.create(**options)\nif os.fork() == 0:\n    os.closerange(0, 3)\n    time.sleep(20); os._exit(0)\nsay('go'); time.sleep(60)"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed(own_store: Path, stage: str) -> None:
+    before = namespaces()
+    with start_python(PRELUDE + STAGES[stage]) as maker:
+        assert maker.stdout is not None
+        assert maker.stdout.readline() == "go\n", maker.stdout.read()
+        if stage == "while it starts its supervisor":
+            assert eventually(lambda: list(own_store.glob("m-*")))
+        MAKERS.update(path.name for path in own_store.glob("m-*"))
+        maker.kill()
+        maker.wait()
+        assert eventually(lambda: not remains(own_store), 10), remains(own_store)
+        assert eventually(lambda: namespaces() <= before | namespaces_of_others(), 10)
+
+
+def namespaces_of_others() -> set[str]:
+    """Namespaces of processes that are no supervisor's; other people's may come and go meanwhile."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+                if b"prized_gym" not in line and b"runsc" not in line:
+                    found |= {os.readlink(entry / "ns" / kind) for kind in ("pid", "net", "mnt")}
+            except OSError:
+                continue
+    return found
+
+
+def test_supervisor_killed_with_its_maker_leaves_files_to_a_sweep(own_store: Path) -> None:
+    with start_python(PRELUDE + "box = Sandbox.create(**options); say(maker.Maker.get(runsc).process.pid); time.sleep(60)") as maker:
+        assert maker.stdout is not None
+        supervisor = int(maker.stdout.readline())
+        victims = tree(supervisor)
+        assert len(victims) > 5
+        assert sweep() == []  # the living are not swept
+        os.kill(victims[1], signal.SIGKILL)  # PID 1 of the namespace
+        maker.kill()
+        maker.wait()
+    assert eventually(lambda: not processes_of(own_store), 10)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in victims[2:])
+    MAKERS.update(path.name for path in own_store.glob("m-*"))
+    sweep()
+    assert eventually(lambda: not remains(own_store) or not sweep()) and not remains(own_store)
+
+
+def test_supervisor_killed_is_news(own_store: Path) -> None:
+    program = PRELUDE + (
+        "box = Sandbox.create(**options)\n"
+        "process = maker.Maker.get(runsc).process\n"
+        "threading.Timer(0.3, process.kill).start()\n"
+        "try: box.exec('sleep 60')\nexcept SandboxDied as error: say(error)\n"
+        "box = Sandbox.create(**options); say(box.exec('echo again').stdout)"
+    )
+    with start_python(program) as maker:
+        output = maker.communicate(timeout=30)[0]
+    assert "supervisor" in output and "b'again\\n'" in output
+    assert not remains(own_store)
+
+
+def test_run_time_ends_even_if_the_maker_hangs(own_store: Path) -> None:
+    program = PRELUDE + "options['max_runtime_min'] = 0.03\nbox = Sandbox.create(**options); say('go'); os.kill(os.getpid(), signal.SIGSTOP)"
+    with start_python(program) as maker:
+        assert maker.stdout is not None and maker.stdout.readline() == "go\n"
+        assert eventually(lambda: not [line for line in processes_of(own_store) if " boot " in line], 10)
+        maker.kill()
+        maker.wait()
+    assert eventually(lambda: not remains(own_store))
+
+
+@pytest.mark.parametrize("how", ["pass", "raise SystemExit(3)", "1 / 0", "os.kill(os.getpid(), signal.SIGINT)"])
+def test_ordinary_ends(own_store: Path, how: str) -> None:
+    with start_python(PRELUDE + "box = Sandbox.create(**options); box.exec('sleep 30', background=True)\n" + how) as maker:
+        maker.communicate(timeout=30)
+    assert not remains(own_store)
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.2, 0.4, 0.7])
+def test_interrupt_during_a_fork(create: Callable[..., Sandbox], delay: float) -> None:
+    box = create()
+    box.exec("true")
+    supervisor = box._maker.process.pid
+    boxes_before = set(box._maker.boxes)
+    timer = threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        copies = box.fork(4)
+        for _ in range(200):
+            time.sleep(0.01)  # the interrupt comes here when the fork was quick
+    except KeyboardInterrupt:
+        pass
+    else:
+        pytest.fail("no interrupt came")
+    finally:
+        timer.join()
+    if "copies" in locals():
+        for copy in copies:
+            copy.close()
+    assert set(box._maker.boxes) == boxes_before
+    assert box.exec("echo fine").stdout == b"fine\n"
+    assert eventually(lambda: len([pid for pid in tree(supervisor) if _is_sentry(pid)]) == len(boxes_before))
+    assert not list((box._maker.directory / "images").iterdir())
+
+
+def _is_sentry(pid: int) -> bool:
+    try:
+        return b"\0boot\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_fifty_rounds_leave_nothing(create: Callable[..., Sandbox]) -> None:
+    base = create(vcpu=4)
+    base.pause()
+    supervisor = base._maker.process.pid
+
+    def counts() -> dict[str, object]:
+        inner = tree(supervisor)[1]
+        return {
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "threads": threading.active_count(),
+            "supervisor's descriptors": len(os.listdir(f"/proc/{inner}/fd")),
+            "processes": len([pid for pid in tree(supervisor) if _is_sentry(pid) or b"gofer" in Path(f"/proc/{pid}/cmdline").read_bytes()]),
+            "mounts": Path(f"/proc/{inner}/mounts").read_text().count("\n"),
+            "files": len(list(base._maker.directory.rglob("*"))),
+            "groups": sum(len(list(parent.glob("prized-gym-m-*"))) for parent in set(cgroups.parents().values())),
+            "ticks": len(base._maker.hub.ticks),
+            "boxes": len(base._maker.boxes),
+        }
+
+    base.fork()[0].close()
+    assert eventually(lambda: counts()["processes"] == 2 * len(base._maker.boxes))
+    before = counts()
+    for _ in range(25):
+        for copy in base.fork(2):
+            copy.close()
+    assert eventually(lambda: counts() == before, 10), (before, counts())
+
+
+def test_a_copy_dies_alone(create: Callable[..., Sandbox]) -> None:
+    base = create()
+    copies = base.fork(3)
+    os.kill(sentry_of(copies[1]), signal.SIGKILL)
+    assert copies[1].wait_dead(5)
+    assert [copy.state for copy in copies] == ["running", "dead", "running"]
+    assert all(box.exec("echo fine").stdout == b"fine\n" for box in (base, copies[0], copies[2]))
+    for copy in copies:
+        copy.close()
+
+
+def test_a_fork_that_fails_leaves_no_copies(create: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch) -> None:
+    base = create()
+    real, calls = Sandbox._start, []
+
+    def start(self: Sandbox, image: Path | None, timeout: float) -> None:
+        calls.append(self)
+        if len(calls) == 3:
+            raise OSError("made to fail")
+        real(self, image, timeout)
+
+    monkeypatch.setattr(Sandbox, "_start", start)
+    boxes = set(base._maker.boxes)
+    with pytest.raises(OSError, match="made to fail"):
+        base.fork(6)
+    assert set(base._maker.boxes) == boxes and all(box.state == "closed" for box in calls)
+    assert base.exec("echo fine").stdout == b"fine\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_as_an_ordinary_user(runsc: Runsc, tmp_path: Path) -> None:
+    python = "/usr/bin/python3"
+    if not os.access(python, os.X_OK) or subprocess.run([python, "-c", "import sys; assert sys.version_info >= (3, 10)"]).returncode:
+        pytest.skip("no Python for everybody on this machine")
+    import shutil
+    import tempfile
+
+    place = Path(tempfile.mkdtemp(prefix="pg-", dir="/var/tmp"))
+    try:
+        shutil.copytree(ROOT / "prized_gym" / "runsc", place / "code" / "prized_gym" / "runsc")
+        shutil.copy2(runsc.path, place / "runsc")
+        for path in [place, *place.rglob("*")]:
+            os.chmod(path, 0o755)
+        os.chown(place, 65534, 65534)
+        program = (
+            "from prized_gym.runsc import *\n"
+            "box = Sandbox.create(memory_gb=0.5, disk_gb=0.05)\nbox.files.write('a', 'carried')\n"
+            "[copy] = box.fork()\nprint(copy.exec('cat a; id -un').stdout)\n"
+            "try: Sandbox.create(network='outbound')\nexcept RunscError as error: print(error)\n"
+        )
+        done = subprocess.run(
+            [python, "-c", program], cwd="/", capture_output=True, text=True, timeout=90, user=65534, group=65534, extra_groups=[],
+            env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "RUNSC": str(place / "runsc"), "PRIZED_GYM_STORE": str(place / "store"),
+                 "PYTHONPATH": str(place / "code")},
+        )  # fmt: skip
+        if "namespaces for sandboxes cannot be made" in done.stderr:
+            pytest.skip("no user namespaces for ordinary users on this machine")
+        assert "b'carrieduser\\n'" in done.stdout, done.stderr
+        assert re.search("needs root", done.stdout)
+        assert not processes_of(place)
+    finally:
+        shutil.rmtree(place)
+
+
+def test_importing_needs_the_standard_library_only() -> None:
+    program = "import sys, types; m = sys.modules['prized_gym'] = types.ModuleType('prized_gym'); m.__path__ = ['prized_gym']; import prized_gym.runsc"
+    subprocess.run([sys.executable, "-I", "-S", "-c", "import sys; sys.path.insert(0, '.')\n" + program], cwd=ROOT, check=True, timeout=20)
