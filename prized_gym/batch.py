@@ -7,7 +7,7 @@ OneOf, custom ones) is an object leaf, batched as a tuple of n values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any, TypeAlias
 
@@ -49,34 +49,31 @@ class Leaf:
 
 def leaves(space: AnySpace) -> list[Leaf]:
     """The leaves of ``space``, depth first, in the order of its keys."""
-    found: list[Leaf] = []
+    return list(_walk("", (), space))
 
-    def walk(path: str, keys: tuple[Any, ...], part: AnySpace) -> None:
-        if isinstance(part, spaces.Dict):
-            for key, inner in part.spaces.items():
-                walk(f"{path}.{key}", (*keys, key), inner)
-        elif isinstance(part, spaces.Tuple):
-            for index, inner in enumerate(part.spaces):
-                walk(f"{path}[{index}]", (*keys, index), inner)
-        else:
-            found.append(Leaf(path, keys, part))
 
-    walk("", (), space)
-    return found
+def _walk(path: str, keys: tuple[Any, ...], space: AnySpace) -> Iterator[Leaf]:
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.spaces.items():
+            yield from _walk(f"{path}.{key}", (*keys, key), inner)
+    elif isinstance(space, spaces.Tuple):
+        for index, inner in enumerate(space.spaces):
+            yield from _walk(f"{path}[{index}]", (*keys, index), inner)
+    else:
+        yield Leaf(path, keys, space)
 
 
 def assemble(space: AnySpace, values: Sequence[Any]) -> Any:
     """Put one value per leaf (in the order of :func:`leaves`) back into the structure of ``space``."""
-    rest = iter(values)
+    return _fill(space, iter(values))
 
-    def walk(part: AnySpace) -> Any:
-        if isinstance(part, spaces.Dict):
-            return {key: walk(inner) for key, inner in part.spaces.items()}
-        if isinstance(part, spaces.Tuple):
-            return tuple(walk(inner) for inner in part.spaces)
-        return next(rest)
 
-    return walk(space)
+def _fill(space: AnySpace, values: Iterator[Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _fill(inner, values) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_fill(inner, values) for inner in space.spaces)
+    return next(values)
 
 
 class ObservationBuffer:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from prized_gym import fleet as ops
 from prized_gym.batch import Array
+from prized_gym.calls import perform
 from prized_gym.engines.interface import BaseHandle, Description, Engine
 from prized_gym.errors import EngineUnavailableError, Failure
 from prized_gym.fleet import Call, Command, Fleet, Fresh, Reseed, Reset, SetAttr, Start, Usage
@@ -195,8 +196,7 @@ class InlineFleet(Fleet):
             else:
                 self._began(index, *env.reset(seed=command.seed, options=command.options))
         elif isinstance(command, Call):
-            target = env.get_wrapper_attr(command.name)
-            self.results[index] = target(*command.args, **(command.kwargs or {})) if callable(target) else target
+            self.results[index] = perform(env, command.name, command.args, command.kwargs)
         elif isinstance(command, SetAttr):
             for name, value in command.values.items():
                 env.set_wrapper_attr(name, value)

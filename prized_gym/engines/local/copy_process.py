@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 
 from prized_gym import fleet as ops
+from prized_gym.calls import perform
 from prized_gym.channels import bells, messages
 from prized_gym.channels.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET, SLOT, Block
 from prized_gym.engines.local import forking, processes, workdirs
@@ -205,9 +206,7 @@ class CopyProcess:
                 return self._began(*self._first)
             return self._began(*env.reset(seed=command.seed, options=command.options))
         if isinstance(command, Call):
-            target = env.get_wrapper_attr(command.name)
-            result = target(*command.args, **(command.kwargs or {})) if callable(target) else target
-            return Answer(result=result)
+            return Answer(result=perform(env, command.name, command.args, command.kwargs))
         if isinstance(command, SetAttr):
             for name, value in command.values.items():
                 env.set_wrapper_attr(name, value)

@@ -176,20 +176,20 @@ def _stop_tqdm_monitor() -> None:
 
 
 def _python_threads() -> list[str]:
-    found: list[str] = []
-    frames = sys._current_frames()
-    for thread in threading.enumerate():
-        if thread is threading.current_thread():
-            continue
-        frame = frames.get(thread.ident or -1)
-        place = ""
-        if frame is not None:
-            place = "".join(traceback.format_list(traceback.extract_stack(frame)[-2:])).rstrip()
-        daemon = ", daemon" if thread.daemon else ""
-        found.append(
-            f"- Python thread {thread.name!r}{daemon}, at\n{place}" if place else f"- Python thread {thread.name!r}"
-        )
-    return found
+    return [
+        f"- Python thread {thread.name!r}{', daemon' if thread.daemon else ''}{_place(thread)}"
+        for thread in threading.enumerate()
+        if thread is not threading.current_thread()
+    ]
+
+
+def _place(thread: threading.Thread) -> str:
+    """Where a thread is, in two lines."""
+    # Not kept in a variable: the frames of all threads include this one, which would then refer to itself.
+    frame = sys._current_frames().get(thread.ident or -1)
+    if frame is None:
+        return ""
+    return ", at\n" + "".join(traceback.format_list(traceback.extract_stack(frame)[-2:])).rstrip()
 
 
 def _native_threads() -> list[str]:

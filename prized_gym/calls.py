@@ -1,0 +1,36 @@
+"""What a copy does when it is asked for an attribute or a method of its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+
+CLASSES = "prized_gym:classes"
+"""In place of an attribute's name: the classes of the environment and of its wrappers, as :func:`classes` gives them."""
+
+
+def perform(env: gym.Env[Any, Any], name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    """The attribute ``name`` of the environment or of the wrapper that has it: called if it can be, else returned."""
+    if name == CLASSES:
+        return classes(env)
+    target = env.get_wrapper_attr(name)
+    return target(*args, **(kwargs or {})) if callable(target) else target
+
+
+def classes(env: gym.Env[Any, Any]) -> list[list[str]]:
+    """For each wrapper from the outermost in, and last for the environment itself: the names of its class and bases.
+
+    Names, because a class cannot be carried into every engine, and what comes out of a sandbox is data.
+    """
+    found = [[class_name(base) for base in type(env).__mro__]]
+    while isinstance(env, gym.Wrapper):
+        env = env.env
+        found.append([class_name(base) for base in type(env).__mro__])
+    return found
+
+
+def class_name(cls: type) -> str:
+    """The name a class has on both sides: ``"module:qualified name"``."""
+    return f"{cls.__module__}:{cls.__qualname__}"
