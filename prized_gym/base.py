@@ -18,6 +18,12 @@ from prized_gym.recipe import AnyEnv, EnvFactory, Recipe, resolve
 
 DEFAULT_SETUP_TIMEOUT = 600.0
 
+BASE_OPTIONS = ("warm_up", "on_fork", "setup_timeout", "env_kwargs", "max_episode_steps", "render_mode", "reset_seed")
+"""The options of a base that a vector environment takes for the base it sets up itself."""
+
+_NONE_MEANS = ("setup_timeout", "reset_seed")
+"""Those for which None is a value of its own, not the default."""
+
 
 class Base:
     """An environment set up once, in a process or sandbox of its own, and kept warm.
@@ -260,3 +266,51 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 SHARED = SharedBases()
+
+
+def find_base(env: Any, num_envs: int | None, progress: bool, given: Mapping[str, Any]) -> tuple[Base, bool]:
+    """The base that a vector environment forks, and whether it is its own (neither shared nor the user's).
+
+    Args:
+        env: what the vector environment was given.
+        num_envs: how many copies it was asked for.
+        progress: show a progress bar.
+        given: options of :class:`Base` and of the engine; None for one that was not given.
+
+    Raises:
+        TypeError, ValueError: an option that does not exist, or does not fit the others.
+    """
+    options = {name: given.get(name) for name in ("engine", *BASE_OPTIONS)}
+    engine_options = {name: value for name, value in given.items() if name not in options}
+    if isinstance(env, Base):
+        if options["engine"] not in (None, env.engine):
+            raise ValueError(f"engine={options['engine']!r}, but the Base given lives in engine {env.engine!r}")
+        misplaced = [name for name, value in options.items() if name != "engine" and value is not None]
+        misplaced += list(engine_options)
+        if misplaced:
+            raise TypeError(
+                f"{', '.join(misplaced)}: an option of the base, which is set up already; pass it to Base() instead"
+            )
+        return env, False
+    chosen = {
+        name: value for name, value in options.items() if value is not None or (name in given and name in _NONE_MEANS)
+    }
+    # Checked before anything is set up.
+    engine = engines.load(options["engine"])
+    check_options(engine, engine_options, "ForkedVectorEnv")
+    chosen["engine"] = engine.name
+    source = resolve(env)
+    if isinstance(source, list) and num_envs not in (None, len(source)):
+        raise ValueError(f"num_envs={num_envs}, but env is a sequence of {len(source)} callables")
+    if isinstance(source, EnvSpec):
+        return SHARED.acquire(source, {**chosen, **engine_options, "progress": progress}), False
+    return Base(env, progress=progress, **chosen, **engine_options), True
+
+
+def count_copies(base: Base, num_envs: int | None) -> int:
+    """How many copies a vector environment over ``base`` has, given what it was asked for."""
+    if base.num_envs is not None:
+        if num_envs not in (None, base.num_envs):
+            raise ValueError(f"num_envs={num_envs}, but the base was set up for {base.num_envs} copies")
+        return base.num_envs
+    return 1 if num_envs is None else num_envs

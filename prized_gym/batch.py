@@ -256,10 +256,7 @@ class ActionBuffer:
         return assemble(self.space, values)
 
 
-_DTYPES: dict[int, np.dtype[Any]] = {
-    np.dtype(kind).num: np.dtype(kind)
-    for kind in "?bBhHiIlLqQefdgFD"
-}
+_DTYPES: dict[int, np.dtype[Any]] = {np.dtype(kind).num: np.dtype(kind) for kind in "?bBhHiIlLqQefdgFD"}
 
 
 def _fitting(leaf: Leaf, value: Any) -> Array:

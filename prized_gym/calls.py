@@ -11,7 +11,9 @@ CLASSES = "prized_gym:classes"
 """In place of an attribute's name: the classes of the environment and of its wrappers, as :func:`classes` gives them."""
 
 
-def perform(env: gym.Env[Any, Any], name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+def perform(
+    env: gym.Env[Any, Any], name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Any:
     """The attribute ``name`` of the environment or of the wrapper that has it: called if it can be, else returned."""
     if name == CLASSES:
         return classes(env)

@@ -34,6 +34,18 @@ class ForkUnsafeError(PrizedGymError, RuntimeError):
     """The base holds something that a fork cannot carry over: a live thread, an initialised CUDA context."""
 
 
+class SandboxError(PrizedGymError, RuntimeError):
+    """Something about a sandbox failed."""
+
+
+class SandboxDiedError(SandboxError):
+    """The sandbox ended: killed, out of memory, out of time."""
+
+
+class SandboxTimeoutError(SandboxError, TimeoutError):
+    """The sandbox did not answer in time."""
+
+
 class EpisodeOverError(PrizedGymError, AssertionError):
     """With autoreset disabled, a copy whose episode has ended was stepped."""
 

@@ -139,6 +139,10 @@ class Fleet(ABC):
         self.terminations = np.zeros(self.size, dtype=np.bool_)
         self.truncations = np.zeros(self.size, dtype=np.bool_)
 
+    def set_time_limits(self, step: float | None, reset: float | None) -> None:
+        """Tell what time limits, in seconds, the caller enforces through :meth:`end`; an engine may have limits of its own
+        for those that are None."""
+
     # Making copies
 
     @abstractmethod

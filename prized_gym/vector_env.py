@@ -19,16 +19,16 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_space
 
-from prized_gym import engines
 from prized_gym import fleet as ops
 from prized_gym.actions import ActionCheck
-from prized_gym.base import SHARED, Base
+from prized_gym.arguments import Seed, at_least_one, earlier, one_of, seconds, seed_list, take_mask
+from prized_gym.base import SHARED, Base, count_copies, find_base
 from prized_gym.batch import Array
 from prized_gym.errors import BaseDiedError, EpisodeOverError, Failure, InterruptedStepError
 from prized_gym.fleet import Call, Command, Fleet, Fresh, Reseed, Reset, SetAttr, Start
-from prized_gym.history import Episode
+from prized_gym.history import Episode, EpisodeLog
 from prized_gym.infos import merge
-from prized_gym.recipe import EnvFactory, resolve
+from prized_gym.recipe import EnvFactory
 from prized_gym.seeding import SeedStream, fresh_entropy
 
 Batch: TypeAlias = Any
@@ -36,10 +36,7 @@ Infos: TypeAlias = "dict[str, Any]"
 StepResult: TypeAlias = (
     "tuple[Batch, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]"
 )
-Seed: TypeAlias = "int | Sequence[int | None] | None"
 
-_BASE_OPTIONS = ("warm_up", "on_fork", "setup_timeout", "env_kwargs", "reset_seed")
-_HISTORY = 1000
 _PROVEN = 1000
 """Steps an episode must run for its failure not to count as one in a row with the failure before it."""
 
@@ -136,31 +133,25 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     ) -> None:
         self.closed = True
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        self._fork_on = _one_of("fork_on", fork_on, ("reset", "episode", "start"))
-        self._reset_in = _one_of("reset_in", reset_in, ("copy", "base"))
-        self._on_failure = _one_of("on_failure", on_failure, ("raise", "truncate"))
-        self._max_failures = _at_least_one("max_failures", max_failures)
-        self._max_concurrent = None if max_concurrent is None else _at_least_one("max_concurrent", max_concurrent)
-        if _at_least_one("per_process", per_process) != 1:
+        self._fork_on = one_of("fork_on", fork_on, ("reset", "episode", "start"))
+        self._reset_in = one_of("reset_in", reset_in, ("copy", "base"))
+        self._on_failure = one_of("on_failure", on_failure, ("raise", "truncate"))
+        self._max_failures = at_least_one("max_failures", max_failures)
+        self._max_concurrent = None if max_concurrent is None else at_least_one("max_concurrent", max_concurrent)
+        if at_least_one("per_process", per_process) != 1:
             raise ValueError(
                 f"per_process={per_process}: each copy is a process of its own, only per_process=1 is possible"
             )
-        self._step_timeout = _seconds("step_timeout", step_timeout)
-        self._reset_timeout = _seconds("reset_timeout", reset_timeout)
+        self._step_timeout = seconds("step_timeout", step_timeout)
+        self._reset_timeout = seconds("reset_timeout", reset_timeout)
         self.copy = copy
         if num_envs is not None:
-            num_envs = _at_least_one("num_envs", num_envs)
-        base_options = {
-            "engine": engine,
-            "max_episode_steps": max_episode_steps,
-            "render_mode": render_mode,
-            **{name: value for name, value in options.items() if name in _BASE_OPTIONS},
-        }
-        engine_options = {name: value for name, value in options.items() if name not in _BASE_OPTIONS}
-        self.base, self._owns_base = _find_base(env, num_envs, progress, base_options, engine_options)
+            num_envs = at_least_one("num_envs", num_envs)
+        options.update(engine=engine, max_episode_steps=max_episode_steps, render_mode=render_mode)
+        self.base, self._owns_base = find_base(env, num_envs, progress, options)
         self.closed = False
         try:
-            self.num_envs = _count(self.base, num_envs)
+            self.num_envs = count_copies(self.base, num_envs)
             self._set_up()
         except BaseException:
             self.close()
@@ -193,19 +184,15 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._all_reset = False
         self._done = np.zeros(count, dtype=np.bool_)
         self._any_done = False
+        self._over: list[int] = []
         self._everyone = list(range(count))
         self._all_step = bytes([ops.STEP_RESET if self._same_step and self._fork_on != "episode" else ops.STEP]) * count
         self._resetting: dict[int, int | None] = {}
         self._queue: deque[Callable[[], None]] = deque()
         self._sent: dict[int, float] = {}
         self._call_targets: list[int] = []
-        # Of the episode under way.
-        self._seeds: list[int | None] = [None] * count
-        self._returns = np.zeros(count, dtype=np.float64)
-        self._lengths = np.zeros(count, dtype=np.int64)
-        self._started = [0.0] * count
-        self._cpu_before = [0.0] * count
-        self._episodes: deque[Episode] = deque(maxlen=_HISTORY)
+        self._log = EpisodeLog(count)
+        self._next_seeds: dict[int, int | None] = {}
 
     # Reset
 
@@ -231,8 +218,8 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     def reset_async(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
         """Begin a :meth:`reset`; :meth:`reset_wait` finishes it."""
         self._check_idle("reset_async")
-        seeds = _seed_list(seed, self.num_envs)
-        options, mask = _take_mask(options, self.num_envs)
+        seeds = seed_list(seed, self.num_envs)
+        options, mask = take_mask(options, self.num_envs)
         if self._reset_in == "base" and options:
             raise ValueError(
                 f"options={options} with reset_in='base': the environment was reset once, in the base, without options"
@@ -261,7 +248,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         """
         self._check_pending(AsyncState.WAITING_RESET, "reset_wait", "reset_async")
         try:
-            limit = _earlier(timeout, self._reset_timeout)
+            limit = earlier(timeout, self._reset_timeout)
             fleet = self._live_fleet()
             self._wait_all(fleet, timeout, self._reset_timeout, limit, "reset_wait")
             self._retry_resets(fleet)
@@ -271,7 +258,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             for index, seed in self._resetting.items():
                 self._episode_begins(index, seed)
             self._resetting = {}
-            self._any_done = bool(self._done.any())
+            self._note_over()
             self._all_reset = all(self._was_reset)
             observations = fleet.observations.batch(self.copy)
             self._state = AsyncState.DEFAULT
@@ -326,7 +313,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             fleet.fork(first, timeout)
         for index in first:
             self._must_fork[index] = False
-            self._cpu_before[index] = 0.0
+            self._log.forked(index)
 
     def _retry_resets(self, fleet: Fleet) -> None:
         """Try a reset that failed once more in a fresh fork, or raise what it failed of."""
@@ -432,42 +419,45 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def _account(self, rewards: npt.NDArray[np.float64], done: npt.NDArray[np.bool_]) -> None:
         """Keep the episodes' returns and lengths; remember whose episode is over."""
-        self._returns += rewards
-        self._lengths += 1
+        self._log.add(rewards)
         if self._resetting:
             for index, seed in self._resetting.items():
                 self._episode_begins(index, seed)
             self._resetting = {}
-        over = b"\1" in done.tobytes()
-        if over:
-            for ended in np.flatnonzero(done):
-                self._episode_ends(int(ended))
+        any_done = b"\1" in done.tobytes()
+        over = np.flatnonzero(done).tolist() if any_done else []
+        for index in over:
+            self._episode_ends(index)
         if self._same_step:
-            if over:
-                for ended in np.flatnonzero(done):
-                    self._episode_begins(int(ended), self._next_seeds.pop(int(ended), None))
+            for index in over:
+                self._episode_begins(index, self._next_seeds.pop(index, None))
         else:
-            self._done = done
-            self._any_done = over
+            self._done, self._any_done, self._over = done, any_done, over
+
+    def _note_over(self) -> None:
+        self._over = np.flatnonzero(self._done).tolist()
+        self._any_done = bool(self._over)
 
     def _begin_some(self, indices: Sequence[int], arrays: Sequence[Array], objects: Sequence[Sequence[Any]]) -> None:
         """Begin a step of the copies ``indices``: autoresets for those whose episode is over, steps for the others."""
         fleet = self._live_fleet()
         batch = bytearray(self._all_step[:1] * len(indices))
         forks: dict[int, Command] = {}
-        if not self._same_step:
-            for number, index in enumerate(indices):
-                if self._done[index]:
-                    if self._fork_on == "episode" or self._must_fork[index] or not fleet.alive(index):
-                        forks[index] = self._fresh_reset(index, None)
-                        batch[number] = ops.NOOP
-                    else:
-                        batch[number] = ops.RESET
-                        self._resetting[index] = None
+        whole = len(indices) == self.num_envs
+        for index in self._over:
+            if not whole and index not in indices:
+                continue
+            number = index if whole else indices.index(index)
+            if self._fork_on == "episode" or self._must_fork[index] or not fleet.alive(index):
+                forks[index] = self._fresh_reset(index, None)
+                batch[number] = ops.NOOP
+            else:
+                batch[number] = ops.RESET
+                self._resetting[index] = None
         if self._max_concurrent is not None:
             self._begin_queued(fleet, indices, arrays, objects, batch, forks)
             return
-        if len(indices) == self.num_envs and not forks:
+        if whole and not forks:
             fleet.step(arrays, objects, bytes(batch))
             return
         rest = [number for number, index in enumerate(indices) if index not in forks]
@@ -515,7 +505,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         limit = self._limit(self._resetting)
         while True:
             queued = bool(self._queue)
-            finished = fleet.wait(1 if queued else None, _earlier(timeout, limit))
+            finished = fleet.wait(1 if queued else None, earlier(timeout, limit))
             if not fleet.busy and not self._queue:
                 return
             if not finished or not queued:
@@ -626,10 +616,10 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         return reasons
 
     def _note_failure(self, index: int, failure: Failure) -> None:
-        if self._lengths[index] >= _PROVEN:
+        if self._log.lengths[index] >= _PROVEN:
             self._failures_in_row[index] = 0
         self._failures_in_row[index] += 1
-        self._failure_reasons[index] = failure.headline()
+        self._log.fail(index, failure.headline())
 
     # Stepping whoever is ready
 
@@ -721,8 +711,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         truncations = fleet.truncations[chosen]
         observations = fleet.observations.rows(ready)
         done = terminations | truncations
-        self._returns[chosen] += rewards
-        self._lengths[chosen] += 1
+        self._log.add(rewards, chosen)
         for index, seed in starting.items():
             self._episode_begins(index, seed)
         for index in chosen[done]:
@@ -731,7 +720,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
                 self._episode_begins(int(index), self._next_seeds.pop(int(index), None))
         if not self._same_step:
             self._done[chosen] = done
-            self._any_done = bool(self._done.any())
+            self._note_over()
         for index in ready:
             self._sent.pop(index, None)
         merged = self._merge_infos({ready.index(index): info for index, info in infos.items()}, len(ready))
@@ -785,14 +774,10 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
                 self._was_reset[index] = True
                 self._untouched[index] = self._must_fork[index] = False
                 self._done[index] = self._done[source]
-                self._returns[index] = self._returns[source]
-                self._lengths[index] = self._lengths[source]
-                self._seeds[index] = self._seeds[source]
-                self._started[index] = self._started[source]
-                self._cpu_before[index] = 0.0
+                self._log.branch(source, index)
                 self._attributes[index] = dict(self._attributes[source])
             self._all_reset = all(self._was_reset)
-            self._any_done = bool(self._done.any())
+            self._note_over()
             return fleet.observations.batch(self.copy)
         except BaseException as error:
             self._abort(error)
@@ -937,47 +922,22 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def history(self) -> list[Episode]:
         """The latest finished episodes (at most 1000), oldest first: seed, length, reward, time and cost of each."""
-        return list(self._episodes)
+        return list(self._log.finished)
 
     def _episode_begins(self, index: int, seed: int | None) -> None:
         self._was_reset[index] = True
         self._untouched[index] = False
         self._done[index] = False
-        self._returns[index] = 0.0
-        self._lengths[index] = 0
-        self._seeds[index] = seed
-        self._started[index] = time.monotonic()
+        self._log.begin(index, seed)
 
     def _episode_ends(self, index: int) -> None:
-        fleet = self._live_fleet()
-        usage = fleet.usage(index)
-        seconds = time.monotonic() - self._started[index]
-        failure = self._failure_reasons.pop(index, None) if self._failure_reasons else None
-        self._episodes.append(
-            Episode(
-                copy=index,
-                seed=self._seeds[index],
-                length=int(self._lengths[index]),
-                reward=float(self._returns[index]),
-                seconds=seconds,
-                vcpu_seconds=max(0.0, usage.cpu_seconds - self._cpu_before[index]),
-                gb_seconds=usage.memory_gb * seconds,
-                cost_usd=0.0,
-                failure=failure,
-            )
-        )
-        self._cpu_before[index] = usage.cpu_seconds
-        if failure is None:
+        if self._log.end(index, self._live_fleet().usage(index)):
             self._failures_in_row[index] = 0
-
-    _failure_reasons: dict[int, str] = {}
-    _next_seeds: dict[int, int | None] = {}
 
     # The fleet
 
     def _live_fleet(self) -> Fleet:
         if self._fleet is None:
-            self._failure_reasons, self._next_seeds = {}, {}
             self._fleet = self.base.fleet(self.num_envs, self._reset_in == "base")
         return self._fleet
 
@@ -1094,108 +1054,3 @@ class UnmergedVectorEnv(ForkedVectorEnv):
 
     def _merge_infos(self, infos: Mapping[int, dict[str, Any]], count: int) -> Any:
         return [dict(infos.get(index, {})) for index in range(count)]
-
-
-def _find_base(
-    env: Any, num_envs: int | None, progress: bool, options: dict[str, Any], engine_options: dict[str, Any]
-) -> tuple[Base, bool]:
-    """The base to fork, and whether it is the vector environment's own (neither shared nor the user's)."""
-    if isinstance(env, Base):
-        if options["engine"] not in (None, env.engine):
-            raise ValueError(f"engine={options['engine']!r}, but the Base given lives in engine {env.engine!r}")
-        misplaced = [name for name, value in options.items() if name != "engine" and value is not None]
-        misplaced += list(engine_options)
-        if misplaced:
-            raise TypeError(
-                f"{', '.join(misplaced)}: an option of the base, which is set up already; pass it to Base() instead"
-            )
-        return env, False
-    given = {name: value for name, value in options.items() if value is not None}
-    # Checked before anything is set up.
-    from prized_gym.base import check_options
-
-    engine = engines.load(options["engine"])
-    check_options(engine, engine_options, "ForkedVectorEnv")
-    given["engine"] = engine.name
-    source = resolve(env)
-    if isinstance(source, list) and num_envs not in (None, len(source)):
-        raise ValueError(f"num_envs={num_envs}, but env is a sequence of {len(source)} callables")
-    if isinstance(source, EnvSpec):
-        return SHARED.acquire(source, {**given, **engine_options, "progress": progress}), False
-    return Base(env, progress=progress, **given, **engine_options), True
-
-
-def _count(base: Base, num_envs: int | None) -> int:
-    if base.num_envs is not None:
-        if num_envs not in (None, base.num_envs):
-            raise ValueError(f"num_envs={num_envs}, but the base was set up for {base.num_envs} copies")
-        return base.num_envs
-    return 1 if num_envs is None else num_envs
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
-    return value
-
-
-def _at_least_one(name: str, value: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, got {value!r}") from None
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {value!r}")
-    return number
-
-
-def _seconds(name: str, value: float | None) -> float | None:
-    if value is not None and not value > 0:
-        raise ValueError(f"{name} must be a positive number of seconds or None, got {value!r}")
-    return value
-
-
-def _earlier(a: float | None, b: float | None) -> float | None:
-    limits = [limit for limit in (a, b) if limit is not None]
-    return min(limits) if limits else None
-
-
-def _seed_list(seed: Seed, count: int) -> list[int | None]:
-    """One seed or None per copy."""
-    if seed is None:
-        return [None] * count
-    seeds: list[int | None]
-    if hasattr(seed, "__index__") and not isinstance(seed, np.ndarray):
-        seeds = [operator.index(seed) + index for index in range(count)]
-    else:
-        items = list(seed)
-        if len(items) != count:
-            raise ValueError(
-                f"If seeds are passed as a list the length must match num_envs={count} but got length={len(items)}."
-            )
-        seeds = [None if item is None else operator.index(item) for item in items]
-    for one in seeds:
-        if one is not None and one < 0:
-            raise gym.error.Error(f"Seed must be a non-negative integer, got {one}")
-    return seeds
-
-
-def _take_mask(
-    options: Mapping[str, Any] | None, count: int
-) -> tuple[dict[str, Any] | None, npt.NDArray[np.bool_] | None]:
-    """The options without ``reset_mask``, and the mask, checked as Gymnasium does."""
-    if options is None or "reset_mask" not in options:
-        return None if options is None else dict(options), None
-    rest = {key: value for key, value in options.items() if key != "reset_mask"}
-    mask = options["reset_mask"]
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
-    if mask.shape != (count,):
-        raise ValueError(f"`options['reset_mask']` must have shape `({count},)`, got {mask.shape}")
-    if mask.dtype != np.bool_:
-        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
-    if not np.any(mask):
-        raise ValueError(
-            f"`options['reset_mask']` must contain a boolean array with at least one True value, got reset_mask={mask}"
-        )
-    return rest, mask

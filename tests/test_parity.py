@@ -182,7 +182,7 @@ def test_fork_on_episode_gives_each_episode_the_state_of_the_base(engine: str) -
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             self.episodes += 1
-            observation, info = super().reset(seed=seed)
+            observation, _ = super().reset(seed=seed)
             return observation, {"episodes": self.episodes, "seed": seed}
 
     for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):

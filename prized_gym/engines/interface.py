@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from gymnasium.envs.registration import EnvSpec
 
 from prized_gym.batch import AnySpace
+from prized_gym.errors import EngineUnavailableError
 from prized_gym.fleet import Fleet
 from prized_gym.recipe import Recipe
 
@@ -38,6 +39,11 @@ class BaseHandle(ABC):
     """A live base, as its engine holds it."""
 
     description: Description
+
+    @property
+    def seconds(self) -> float:
+        """How long setting it up took."""
+        return self.description.seconds
 
     @property
     @abstractmethod
@@ -74,6 +80,9 @@ class Engine(ABC):
     options: ClassVar[Mapping[str, Any]] = {}
     """The keyword options of this engine and their defaults."""
 
+    sandboxes: ClassVar[bool] = False
+    """Whether its bases are whole sandboxes, with commands, files and servers; then it has :meth:`connect` too."""
+
     @classmethod
     @abstractmethod
     def check(cls) -> None:
@@ -82,9 +91,23 @@ class Engine(ABC):
     @classmethod
     @abstractmethod
     def build(cls, recipe: Recipe, options: Mapping[str, Any], timeout: float | None, progress: bool) -> BaseHandle:
-        """Set a base up.
+        """Set a base up. A recipe without sources is possible where ``sandboxes`` is set.
 
         Raises:
             SetupError: it could not be set up; SetupTimeoutError: not within ``timeout`` seconds.
             Exception: what the user's factory or ``warm_up`` raised.
         """
+
+    @classmethod
+    def is_id(cls, text: str) -> bool:
+        """Whether a string is the id of a kept base of this engine, and no env id."""
+        return False
+
+    @classmethod
+    def connect(cls, id: str, options: Mapping[str, Any], timeout: float | None, progress: bool) -> BaseHandle:
+        """A base that was kept, from whichever process.
+
+        Raises:
+            EngineUnavailableError: bases of this engine cannot be kept.
+        """
+        raise EngineUnavailableError(f"a base of engine={cls.name!r} ends with its process: there is none to connect to")

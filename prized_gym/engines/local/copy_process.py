@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import random
 import signal
 import socket
 import sys
@@ -110,11 +111,12 @@ class CopyProcess:
         self.index = index
         self._sock = sock
         self._write = self._block.observations.writer(index)
-        root = None
+        moved = None
         if self._view is not None:
+            before = self._view.root
             self._view.enter()
-            root = self._view.root
-        forking.reopen(files, root)
+            moved = (before, self._view.root)
+        forking.reopen(files, moved)
         forking.single_thread_torch()
         self._watch_stack()
 
@@ -234,7 +236,9 @@ class CopyProcess:
         files = forking.regular_files({*fds, self._sock.fileno(), self._stack_fd})
         if self._view is not None:
             self._view.freeze()
-            forking.reopen(files, self._view.root)
+            forking.reopen(files, (self._view.root, self._view.root))
+        # Python reseeds its global generator in every fork; a branch goes on where its source stands.
+        python_state = random.getstate()
         for number, target in enumerate(targets):
             sock_fd, err_fd = fds[2 * number : 2 * number + 2]
             middle = forking.fork()
@@ -249,6 +253,7 @@ class CopyProcess:
                     with contextlib.suppress(OSError):
                         os.close(fd)
                 self._sock.close()
+                random.setstate(python_state)
                 self.begin(target, socket.socket(fileno=sock_fd), err_fd, files)
                 return Answer(result=os.getpid())
             os.waitpid(middle, 0)

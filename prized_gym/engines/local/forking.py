@@ -119,22 +119,23 @@ def regular_files(ours: Iterable[int]) -> list[OpenFile]:
     return found
 
 
-def reopen(files: Iterable[OpenFile], root: str | None = None) -> None:
+def reopen(files: Iterable[OpenFile], moved: tuple[str, str] | None = None) -> None:
     """Give this copy an offset of its own in each file; forks share one otherwise.
 
     Args:
         files: what :func:`regular_files` found before the fork.
-        root: a directory of which this copy has its own view: files below it are opened by their path.
+        moved: a directory of which this copy has its own view, and where that is: files below the one are opened by
+            their path below the other.
     """
+    before, after = (path.rstrip("/") + "/" for path in moved) if moved is not None else ("", "")
     for file in files:
         with contextlib.suppress(OSError):
             offset = os.lseek(file.fd, 0, os.SEEK_CUR)
             flags = file.flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
-            below = root is not None and file.path.startswith(root.rstrip("/") + "/")
             new = None
-            if below:
+            if before and file.path.startswith(before):
                 with contextlib.suppress(OSError):
-                    new = os.open(file.path, flags)
+                    new = os.open(after + file.path[len(before) :], flags)
             if new is None:
                 new = os.open(f"/proc/self/fd/{file.fd}", flags)
             os.lseek(new, offset, os.SEEK_SET)

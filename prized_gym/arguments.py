@@ -1,0 +1,81 @@
+"""Checking the arguments of a vector environment."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+Seed: TypeAlias = "int | Sequence[int | None] | None"
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def at_least_one(name: str, value: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {value!r}") from None
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {value!r}")
+    return number
+
+
+def seconds(name: str, value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise ValueError(f"{name} must be a positive number of seconds or None, got {value!r}")
+    return value
+
+
+def earlier(a: float | None, b: float | None) -> float | None:
+    limits = [limit for limit in (a, b) if limit is not None]
+    return min(limits) if limits else None
+
+
+def seed_list(seed: Seed, count: int) -> list[int | None]:
+    """One seed or None per copy."""
+    if seed is None:
+        return [None] * count
+    seeds: list[int | None]
+    if hasattr(seed, "__index__") and not isinstance(seed, np.ndarray):
+        seeds = [operator.index(seed) + index for index in range(count)]
+    else:
+        items = list(seed)
+        if len(items) != count:
+            raise ValueError(
+                f"If seeds are passed as a list the length must match num_envs={count} but got length={len(items)}."
+            )
+        seeds = [None if item is None else operator.index(item) for item in items]
+    for one in seeds:
+        if one is not None and one < 0:
+            raise gym.error.Error(f"Seed must be a non-negative integer, got {one}")
+    return seeds
+
+
+def take_mask(
+    options: Mapping[str, Any] | None, count: int
+) -> tuple[dict[str, Any] | None, npt.NDArray[np.bool_] | None]:
+    """The options without ``reset_mask``, and the mask, checked as Gymnasium does."""
+    if options is None or "reset_mask" not in options:
+        return None if options is None else dict(options), None
+    rest = {key: value for key, value in options.items() if key != "reset_mask"}
+    mask = options["reset_mask"]
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
+    if mask.shape != (count,):
+        raise ValueError(f"`options['reset_mask']` must have shape `({count},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
+    if not np.any(mask):
+        raise ValueError(
+            f"`options['reset_mask']` must contain a boolean array with at least one True value, got reset_mask={mask}"
+        )
+    return rest, mask

@@ -1,0 +1,270 @@
+"""The gvisor engine: bases and copies are sandboxes of gVisor's runsc on this machine, forked whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from prized_gym import runsc
+from prized_gym.channels.http import Dialed
+from prized_gym.engines.sandbox.driver import OUTPUT_KEPT, Driver, ExecResult, FileInfo, Sandbox, Shape
+from prized_gym.engines.sandbox.engine import SandboxEngine
+from prized_gym.engines.sandbox.modules import visible
+from prized_gym.engines.sandbox.plan import OPTIONS, Plan
+from prized_gym.errors import EngineUnavailableError, SandboxDiedError, SandboxError, SandboxTimeoutError
+
+_ID = re.compile(r"sbx_[0-9a-f]{12}")
+_DEFAULTS: dict[str, float] = {"vcpu": 1.0, "memory_gb": 2.0, "disk_gb": 4.0}
+
+
+class GvisorEngine(SandboxEngine):
+    """Sandboxes on this machine. Options beyond those of every sandbox engine:
+
+    ``python_path``: directories to show read-only and to import from, beside what this process has imported.
+    ``runsc``: the path of the runsc to use; None: ``RUNSC``, else ``PATH``.
+    """
+
+    name: ClassVar[str] = "gvisor"
+    options: ClassVar[Mapping[str, Any]] = {**OPTIONS, "python_path": (), "runsc": None}
+
+    @classmethod
+    def check(cls) -> None:
+        with _translated():
+            runsc.Runsc.find()
+
+    @classmethod
+    def driver(cls, options: Mapping[str, Any], plan: Plan | None) -> Driver:
+        with _translated():
+            found = runsc.Runsc.find(options["runsc"])
+        extra = [options["python_path"]] if isinstance(options["python_path"], str) else list(options["python_path"])
+        return GvisorDriver(found, extra, b"" if plan is None else plan.payload or b"")
+
+    @classmethod
+    def is_id(cls, text: str) -> bool:
+        return _ID.fullmatch(text) is not None
+
+
+class GvisorDriver(Driver):
+    """Makes sandboxes with one runsc.
+
+    Args:
+        python_path: directories to show and to import from.
+        payload: a pickled recipe; the modules it refers to are shown too.
+    """
+
+    def __init__(self, found: runsc.Runsc, python_path: Sequence[str], payload: bytes) -> None:
+        self._runsc = found
+        self._python_path = python_path
+        self._payload = payload
+
+    def create(self, shape: Shape, timeout: float) -> Sandbox:
+        paths = runsc.python_paths(self._python_path)
+        mounts, search = visible(self._payload, paths.binds)
+        paths = runsc.PythonPaths(paths.executable, paths.base, paths.binds, tuple(dict.fromkeys((*paths.search, *search))))
+        network: Any = shape.network
+        with _translated():
+            box = runsc.Sandbox.create(
+                runsc=self._runsc,
+                vcpu=shape.vcpu or _DEFAULTS["vcpu"],
+                memory_gb=shape.memory_gb or _DEFAULTS["memory_gb"],
+                disk_gb=shape.disk_gb or _DEFAULTS["disk_gb"],
+                env_vars=shape.env_vars,
+                labels=shape.labels,
+                network=network,
+                max_runtime_min=shape.max_runtime_min,
+                python=paths,
+                mounts=mounts,
+                start_timeout=timeout,
+            )
+        return GvisorSandbox(box)
+
+    def connect(self, id: str) -> Sandbox:
+        with _translated():
+            # A kept sandbox can only be forked, so the base is a fork of it, which can be used too.
+            kept = runsc.Sandbox.connect(id, runsc=self._runsc)
+            return GvisorSandbox(kept.fork(1)[0])
+
+
+class GvisorSandbox(Sandbox):
+    """One sandbox.
+
+    A fork leaves it parked: stopped, with its checkpoint kept for the next fork, until it is next used. Whatever stops
+    for idleness anyway need not be checkpointed anew for every fork.
+    """
+
+    scratch: ClassVar[str] = "/home/user/.prized_gym"
+
+    def __init__(self, box: runsc.Sandbox) -> None:
+        self._box = box
+        self._lock = threading.Lock()
+        self._forking = threading.Lock()
+        self._uses = 0
+        self._parked = False
+        self._waking = threading.Lock()
+        self.id = box.id
+        self.labels = box.labels
+        self.files = _Files(self)
+
+    def __repr__(self) -> str:
+        return f"<sandbox {self.id}, {self._box.state}>"
+
+    # Parking
+
+    @property
+    def asleep(self) -> bool:
+        return self._parked
+
+    def wake(self) -> None:
+        # One at a time, and not in the middle of a fork.
+        with self._waking, _translated():
+            with self._lock:
+                if not self._parked:
+                    return
+            self._box.resume()
+            with self._lock:
+                self._parked = False
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[runsc.Sandbox]:
+        """Awake, and not to be parked while inside. May block."""
+        while True:
+            with self._lock:
+                if not self._parked:
+                    self._uses += 1
+                    break
+            self.wake()
+        try:
+            with _translated():
+                yield self._box
+        finally:
+            with self._lock:
+                self._uses -= 1
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        with self.use() as box, box.hold():
+            yield
+
+    # Use
+
+    def exec(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        background: bool = False,
+        on_output: Callable[[str, bytes], None] | None = None,
+        max_output: int = OUTPUT_KEPT,
+    ) -> ExecResult:
+        with self.use() as box:
+            result = box.exec(
+                cmd,
+                timeout=timeout,
+                env=env,
+                cwd=cwd,
+                background=background,
+                on_output=on_output,
+                max_output=max_output,
+            )
+        return ExecResult(
+            result.exit_code,
+            result.stdout.decode("utf-8", "replace"),
+            result.stderr.decode("utf-8", "replace"),
+            result.timed_out,
+        )
+
+    def connect(self, port: int, timeout: float = 10.0) -> Dialed:
+        with self.use() as box:
+            return Dialed(box.connect_port(port, timeout))
+
+    def fork(
+        self, n: int, *, labels: Mapping[str, str] | None = None, network: str | None = None, timeout: float = 120.0
+    ) -> list[Sandbox]:
+        chosen: Any = network
+        with self._forking, self._waking, _translated():
+            with self._lock:
+                if not self._uses and not self._parked and self._box.state == "running":
+                    self._box.pause()
+                    self._parked = True
+            return [GvisorSandbox(box) for box in self._box.fork(n, labels=labels, network=chosen, timeout=timeout)]
+
+    def pause(self) -> None:
+        with self.use() as box:
+            box.pause()
+
+    def resume(self) -> None:
+        with _translated():
+            self._box.resume()
+        with self._lock:
+            self._parked = False
+
+    def keep(self) -> str:
+        with _translated():
+            return self._box.keep()
+
+    # Life
+
+    @property
+    def death(self) -> str | None:
+        return self._box.death
+
+    def wait_dead(self, timeout: float) -> str | None:
+        return self._box.wait_dead(timeout)
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._box.close()
+
+
+class _Files:
+    """The files of a sandbox."""
+
+    def __init__(self, box: GvisorSandbox) -> None:
+        self._sandbox = box
+
+    def upload(self, local: str | os.PathLike[str], remote: str | None = None) -> None:
+        with self._sandbox.use() as box:
+            box.files.upload(local, remote)
+
+    def download(self, remote: str, local: str | os.PathLike[str] | None = None) -> None:
+        with self._sandbox.use() as box:
+            box.files.download(remote, local)
+
+    def read(self, remote: str, *, max_bytes: int = 64 << 20) -> bytes:
+        with self._sandbox.use() as box:
+            return box.files.read(remote, max_bytes=max_bytes)
+
+    def write(self, remote: str, data: bytes | str) -> None:
+        with self._sandbox.use() as box:
+            box.files.write(remote, data)
+
+    def list(self, remote: str = ".") -> list[FileInfo]:
+        with self._sandbox.use() as box:
+            return [FileInfo(each.name, each.kind, each.size, each.modified) for each in box.files.list(remote)]
+
+    def remove(self, remote: str) -> None:
+        with self._sandbox.use() as box:
+            box.files.remove(remote)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """The errors of the runsc layer as this library's."""
+    try:
+        yield
+    except runsc.RunscUnavailable as error:
+        raise EngineUnavailableError(
+            f"engine='gvisor' cannot run here: {error}\nengine='local' forks processes instead of sandboxes."
+        ) from error
+    except runsc.SandboxDied as error:
+        raise SandboxDiedError(str(error)) from error
+    except runsc.SandboxTimeout as error:
+        raise SandboxTimeoutError(str(error)) from error
+    except runsc.RunscError as error:
+        raise SandboxError(str(error)) from error

@@ -1,0 +1,120 @@
+"""Why a copy in a sandbox failed: from what went wrong on the way to a `Failure` that says what happened inside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import traceback
+from dataclasses import dataclass
+
+from prized_gym.channels import background
+from prized_gym.channels.channel import ChannelError
+from prized_gym.engines.sandbox.driver import Sandbox
+from prized_gym.errors import Failure, FailureKind, SandboxDiedError, SandboxError
+from prized_gym.protocols import ProtocolError, RemoteError
+from prized_gym.wire.errors import WireError
+
+TAIL = 4096
+_LOOK = 5.0
+_DEATH = 2.0
+
+_LOOK_SCRIPT = (
+    'if [ "$1" = wait ]; then for i in 1 2 3 4 5 6 7 8; do [ -e "$0/exit" ] && break; sleep 0.05; done; fi; '
+    '{ cat "$0/exit" 2>/dev/null || echo; } | head -n 1; tail -c 4096 "$0/server.log" 2>/dev/null'
+)
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What a look into a sandbox found.
+
+    Attributes:
+        exit_code: of its server; None while it runs, or where that cannot be told.
+        log: the tail of what the server wrote.
+    """
+
+    exit_code: int | None = None
+    log: str = ""
+
+
+def look(box: Sandbox, ended: bool = False, timeout: float = _LOOK) -> Inside:
+    """Look into a sandbox; what cannot be found out is left empty. Blocks.
+
+    Args:
+        ended: the server is believed to have ended: give its exit code a moment to be written.
+    """
+    try:
+        result = box.exec(
+            ["/bin/sh", "-c", _LOOK_SCRIPT, box.scratch, "wait" if ended else "-"], timeout=timeout, max_output=2 * TAIL
+        )
+    except (SandboxError, OSError):
+        return Inside()
+    first, _, log = result.stdout.partition("\n")
+    return Inside(int(first) if first.isdecimal() and len(first) < 5 else None, log[-TAIL:])
+
+
+def describe_code(code: int) -> str:
+    """An exit code as a shell gives it, in words: ``"exited with code 7"``, ``"was killed by SIGKILL"``."""
+    if code > 128:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(code - 128).name}"
+    return f"exited with code {code}"
+
+
+async def explain(index: int, box: Sandbox, error: BaseException) -> Failure:
+    """The failure of copy ``index`` that ``error`` is a sign of."""
+    where = f"sandbox {box.id}"
+    if isinstance(error, RemoteError):
+        return await _raised(index, where, box, error)
+    kind: FailureKind = "raised"
+    if isinstance(error, ChannelError) and error.kind == "timeout":
+        stacked = await background.in_thread(lambda: look(box, timeout=2.0))
+        return Failure(index, where, "timeout", f"gave no answer in time: {error}", stderr=stacked.log)
+    if isinstance(error, (ChannelError, SandboxError)):
+        lost = not isinstance(error, ChannelError) or error.kind in ("refused", "closed")
+        # A connection ends a moment before the news of the sandbox's death comes.
+        death = await _death(box, _DEATH if isinstance(error, SandboxDiedError) else 0.25 if lost else 0.0)
+        if death is not None:
+            return Failure(index, where, "died", f"ended: {death}")
+        inside = await background.in_thread(lambda: look(box, ended=lost))
+        if lost and inside.exit_code is not None:
+            reason = f"lost its server, which {describe_code(inside.exit_code)}"
+            return Failure(index, where, "died", reason, stderr=inside.log)
+        if lost:
+            return Failure(index, where, "unreachable", f"cannot be reached: {error}", stderr=inside.log)
+        return Failure(index, where, kind, f"gave an answer that is not allowed: {error}", stderr=inside.log)
+    if isinstance(error, (ProtocolError, WireError)):
+        inside = await background.in_thread(lambda: look(box))
+        return Failure(index, where, kind, f"gave an answer that is not allowed: {error}", stderr=inside.log)
+    # What was asked of it could not be sent, or a protocol of the user's own raised.
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    summary = traceback.format_exception_only(type(error), error)[-1].strip()
+    exception = error if isinstance(error, Exception) else None
+    return Failure(index, where, kind, f"met {summary}", traceback=text, exception=exception)
+
+
+async def _raised(index: int, where: str, box: Sandbox, error: RemoteError) -> Failure:
+    log = (await background.in_thread(lambda: look(box))).log
+    if error.type_name == "SystemExit":
+        code = error.arguments[0] if error.arguments else None
+        reason = f"called sys.exit({code!r:.200})"
+        return Failure(index, where, "exited", reason, stderr=log, traceback=error.traceback)
+    original = error.original()
+    name = error.type_name.rpartition(".")[2] if original is not error else error.type_name
+    reason = f"raised {name}: {error.message}".partition("\n")[0][:2000]
+    return Failure(
+        index,
+        where,
+        "raised",
+        reason,
+        stderr=log,
+        traceback=error.traceback,
+        exception=None if original is error else original,
+    )
+
+
+async def _death(box: Sandbox, patience: float) -> str | None:
+    if box.death is not None or patience <= 0:
+        return box.death
+    return await asyncio.shield(background.in_thread(lambda: box.wait_dead(patience)))

@@ -1,0 +1,219 @@
+"""Setting a base up: files, commands, its server."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import shlex
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+from typing import TypeVar
+
+from prized_gym.channels import background
+from prized_gym.channels.exec import LANES
+from prized_gym.engines.sandbox.conversation import Conversation
+from prized_gym.engines.sandbox.driver import Sandbox
+from prized_gym.engines.sandbox.failures import describe_code, look
+from prized_gym.engines.sandbox.plan import Plan, start_command
+from prized_gym.errors import SandboxError, SetupError, SetupTimeoutError
+from prized_gym.progress import waiting
+from prized_gym.server import resident
+
+_T = TypeVar("_T")
+_TAIL = 4000
+_FOREVER = 7 * 24 * 3600.0
+_WATCH_EVERY = 0.5
+
+
+class Setup:
+    """Sets one base up, within a time limit.
+
+    Args:
+        timeout: seconds it may take in all; None for no limit.
+        progress: show a progress bar.
+    """
+
+    def __init__(self, timeout: float | None, progress: bool) -> None:
+        self._timeout = timeout
+        self._ends = time.monotonic() + (_FOREVER if timeout is None else timeout)
+        self._progress = progress
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return max(0.0, self._ends - time.monotonic())
+
+    def wait_for(self, what: str, function: Callable[[], _T], said: Callable[[], str] = str) -> _T:
+        """Have a blocking function called in the background, and wait for it with a progress bar.
+
+        Args:
+            said: what is added to the message of a time-out.
+
+        Raises:
+            SetupTimeoutError: it is not done in time; it goes on until its sandbox is closed.
+        """
+        future = background.submit(function)
+        with waiting(what, self._progress) as tick:
+            while True:
+                try:
+                    return future.result(min(0.2, self.left + 0.001))
+                except (TimeoutError, FutureTimeout):
+                    if future.done():
+                        raise
+                    tick()
+                    if not self.left:
+                        raise SetupTimeoutError(
+                            f"the base was not set up within setup_timeout={self._timeout:g} s and has been stopped "
+                            f"while {what}{said()}"
+                        ) from None
+
+    def prepare(self, box: Sandbox, plan: Plan) -> None:
+        """Upload the files, run the commands.
+
+        Raises:
+            SetupError: one of them failed.
+        """
+        for local, remote in plan.upload.items():
+            if not Path(local).exists():
+                raise SetupError(f"upload: there is no {local!r}")
+            try:
+                self.wait_for(f"uploading {local}", lambda one=local, other=remote: box.files.upload(one, other))  # type: ignore[misc]
+            except (OSError, SandboxError) as error:
+                if isinstance(error, SetupTimeoutError):
+                    raise
+                raise SetupError(f"{local!r} could not be uploaded to {remote!r}: {error}") from error
+        for command in plan.setup:
+            self._run(box, command)
+
+    def _run(self, box: Sandbox, command: str) -> None:
+        output = Output()
+        what = f"running {_short(command)}"
+        try:
+            result = self.wait_for(
+                what, lambda: box.exec(command, timeout=self.left + 5.0, on_output=output.take), output.end_of_it
+            )
+        except (OSError, SandboxError) as error:
+            if isinstance(error, SetupTimeoutError):
+                raise
+            raise SetupError(f"setup command {command!r} could not be run: {error}{output.end_of_it()}") from error
+        if result.exit_code != 0:
+            raise SetupError(f"setup command {command!r} {describe_code(result.exit_code)}{output.end_of_it()}")
+
+    def start(self, box: Sandbox, plan: Plan, conversation: Conversation) -> None:
+        """Start the server, and the client beside it where requests travel by commands; wait until it is ready.
+
+        Raises:
+            SetupError: it ended first; the message has its exit code and the end of its log.
+            SetupTimeoutError: it was not ready in time.
+        """
+        try:
+            if plan.payload is not None:
+                box.files.write(f"{box.scratch}/payload", plan.payload)
+            box.exec(start_command(plan, box.scratch), background=True, timeout=60.0)
+            if plan.channel == "exec":
+                self._start_resident(box, plan)
+            protocol = conversation.protocol
+            ready = plan.ready if plan.ready is not None else protocol.ready()
+            watch = _Watch(box)
+            try:
+                done = self.wait_for(
+                    "waiting for the server to be ready",
+                    lambda: background.run(conversation.wait_ready(ready, self._ends, watch)),
+                )
+            except SetupTimeoutError:
+                done = False
+            if done:
+                return
+            if box.death is not None:
+                raise SetupError(f"the sandbox ended while its server started: {box.death}")
+            inside = look(box)
+            if inside.exit_code is not None:
+                raise SetupError(f"the server {describe_code(inside.exit_code)} before it was ready{_log(inside.log)}")
+            raise SetupTimeoutError(
+                f"the server was not ready within setup_timeout={self._timeout:g} s and has been stopped"
+                f"{_log(inside.log)}"
+            )
+        except (OSError, SandboxError) as error:
+            if isinstance(error, SetupError):
+                raise
+            raise SetupError(f"the server could not be started: {error}") from error
+
+    def _start_resident(self, box: Sandbox, plan: Plan) -> None:
+        directory = f"{box.scratch}/exec"
+        box.files.write(f"{box.scratch}/resident.py", Path(resident.__file__).read_bytes())
+        program, log = shlex.quote(f"{box.scratch}/resident.py"), shlex.quote(f"{box.scratch}/resident.log")
+        box.exec(
+            f"exec python3 -S {program} {shlex.quote(directory)} {plan.port} {LANES} >{log} 2>&1 </dev/null",
+            background=True,
+        )
+        ready = shlex.quote(f"{directory}/ready")
+        result = box.exec(
+            f"for i in $(seq 200); do [ -e {ready} ] && exit 0; sleep 0.05; done; tail -c 2000 {log} >&2; exit 1",
+            timeout=30.0,
+        )
+        if result.exit_code != 0:
+            raise SetupError(f"the client inside the sandbox, a python3 program, did not start:\n{result.stderr}")
+
+
+class _Watch:
+    """Whether waiting for a server is in vain, looked at now and then. Called in the loop's thread, so never blocks."""
+
+    def __init__(self, box: Sandbox) -> None:
+        self._box = box
+        self._looked_at = time.monotonic()
+        self._ended = False
+
+    def __call__(self) -> bool:
+        if self._box.death is not None:
+            return True
+        if time.monotonic() - self._looked_at > _WATCH_EVERY:
+            self._looked_at = time.monotonic()
+            background.submit(self._look)
+        return self._ended
+
+    def _look(self) -> None:
+        if look(self._box).exit_code is not None:
+            self._ended = True
+
+
+class Output:
+    """What a set-up command prints: passed on as it comes, the end of it kept."""
+
+    def __init__(self) -> None:
+        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+        self._tail: deque[str] = deque()
+        self._kept = 0
+
+    def take(self, name: str, data: bytes) -> None:
+        text = self._decoders[name].decode(data)
+        self._tail.append(text)
+        self._kept += len(text)
+        while self._kept - len(self._tail[0]) >= _TAIL:
+            self._kept -= len(self._tail.popleft())
+        _show(name, text)
+
+    def end_of_it(self) -> str:
+        return _log("".join(self._tail), "output")
+
+
+def _show(name: str, text: str) -> None:
+    from tqdm import tqdm
+
+    target = sys.stdout if name == "stdout" else sys.stderr
+    # A closed or replaced stream, in a notebook or under a test runner, must not end a set-up.
+    with contextlib.suppress(OSError, ValueError, AttributeError), tqdm.external_write_mode(file=target):
+        target.write(text)
+        target.flush()
+
+
+def _log(text: str, what: str = "log") -> str:
+    return f"\n--- end of its {what}:\n{text[-_TAIL:].strip()}" if text.strip() else ""
+
+
+def _short(command: str) -> str:
+    line = command.strip().splitlines()[0] if command.strip() else command
+    return line if len(line) <= 60 else line[:57] + "..."
