@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 import gymnasium as _gymnasium
 
 from prized_gym.base import Base
@@ -18,17 +21,24 @@ from prized_gym.errors import (
     InterruptedStepError,
     MissingExtraError,
     PrizedGymError,
+    SandboxDiedError,
+    SandboxError,
+    SandboxTimeoutError,
     SetupError,
     SetupTimeoutError,
 )
 from prized_gym.history import Episode
 from prized_gym.vector_env import ForkedVectorEnv
 
+if _TYPE_CHECKING:
+    from prized_gym.copy import Copy
+
 __version__ = "0.1.0"
 
 __all__ = [
     "Base",
     "BaseDiedError",
+    "Copy",
     "CopyDiedError",
     "CopyError",
     "CopyTimeoutError",
@@ -42,6 +52,9 @@ __all__ = [
     "InterruptedStepError",
     "MissingExtraError",
     "PrizedGymError",
+    "SandboxDiedError",
+    "SandboxError",
+    "SandboxTimeoutError",
     "SetupError",
     "SetupTimeoutError",
     "__version__",
@@ -53,3 +66,12 @@ if "prized_gym/Forked-v0" not in _gymnasium.registry:
         entry_point="prized_gym.env:ForkedEnv",
         vector_entry_point="prized_gym.vector_env:ForkedVectorEnv",
     )
+
+
+def __getattr__(name: str) -> _Any:
+    # Only sandboxes need it, and what it imports takes a while.
+    if name == "Copy":
+        from prized_gym.copy import Copy
+
+        return Copy
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

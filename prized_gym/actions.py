@@ -39,7 +39,7 @@ class ActionCheck:
 
         Raises:
             ValueError: a wrong structure, length, shape or value; the message names the copy.
-            TypeError: numbers of the wrong kind.
+            TypeError: a single value, or numbers of the wrong kind.
         """
         if self._single is not None:
             return [self._array(0, self._single, actions, count, ignored)], []
@@ -80,11 +80,11 @@ class ActionCheck:
                 raise ValueError(f"actions{leaf.path} is not a batch of arrays of one shape: {error}") from error
         shape = array.shape
         if shape != (count, *leaf.shape):
+            if not shape:
+                raise TypeError(f"actions{leaf.path} must hold {count} actions, one per copy, got a single value: {_short(part)}")
             if shape[:1] != (count,):
-                got = shape[0] if shape else "a single value"
                 raise ValueError(
-                    f"actions{leaf.path} must hold {count} actions, one per copy, got {got}"
-                    f"{f' (shape {shape})' if shape else ''}"
+                    f"actions{leaf.path} must hold {count} actions, one per copy, got {shape[0]} (shape {shape})"
                 )
             raise ValueError(
                 f"actions{leaf.path} has shape {shape}, but {count} actions of {leaf.space} have shape "
@@ -140,7 +140,9 @@ def _objects(leaf: Leaf, part: Any, count: int, ignored: Array | None) -> list[A
     values = list(part)
     if len(values) != count:
         raise ValueError(f"actions{leaf.path} must hold {count} actions, one per copy, got {len(values)}")
-    for index, value in enumerate(values):
+    # What belongs to a space of the user's own is for the environment to say.
+    known = isinstance(leaf.space, (spaces.Text, spaces.OneOf, spaces.Graph, spaces.Sequence))
+    for index, value in enumerate(values if known else ()):
         if (ignored is None or not ignored[index]) and not leaf.space.contains(value):
             raise ValueError(
                 f"actions{leaf.path}[{index}] = {_short(value)}, for copy {index}, is not in {leaf.space}; "

@@ -5,16 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from prized_gym import engines
 from prized_gym.engines.interface import BaseHandle, Description, Engine
-from prized_gym.errors import BaseDiedError
+from prized_gym.errors import BaseDiedError, EngineUnavailableError
 from prized_gym.fleet import Fleet
 from prized_gym.recipe import AnyEnv, EnvFactory, Recipe, resolve
+
+if TYPE_CHECKING:
+    from prized_gym.copy import Answer, Copy
+    from prized_gym.engines.sandbox.driver import ExecResult, Files
+    from prized_gym.engines.sandbox.engine import SandboxBase
 
 DEFAULT_SETUP_TIMEOUT = 600.0
 
@@ -44,8 +49,10 @@ class Base:
     Args:
         env: what to set up: an env id, an ``EnvSpec``, a callable that builds a ``gymnasium.Env`` (a lambda, a closure
             or a class of ``__main__`` will do), ``"module:function"``, or a sequence of callables, one per copy. In a
-            sequence the same object is built once and distinct ones once each, all in the one base.
-        engine: ``"local"`` (processes), ``"inline"`` (this process); None: ``PRIZED_GYM_ENGINE``, else ``local``.
+            sequence the same object is built once and distinct ones once each, all in the one base. None, in a sandbox:
+            a server of your own (``start``), or just what ``setup`` installs.
+        engine: ``"local"`` (processes), ``"inline"`` (this process), ``"gvisor"`` (sandboxes of this machine); None:
+            ``PRIZED_GYM_ENGINE``, else ``local``.
         warm_up: called in the base with each environment it built, before the first fork.
         on_fork: called in each copy right after its fork as ``on_fork(env, index, seed)``: the place to open what a
             fork cannot carry over, such as a CUDA context, a connection or a thread.
@@ -58,7 +65,16 @@ class Base:
         progress: show a progress bar when setting up takes long.
         **engine_options: of the ``local`` engine: ``workdir`` (a directory the base runs in, of which each copy gets
             its own view: what it writes there neither the base nor another copy sees) and ``allow_threads`` (fork
-            although the base has live threads, which no copy will have).
+            although the base has live threads, which no copy will have). Of engines whose bases are sandboxes:
+            ``upload`` (``{local: remote}``, files and directories copied in first), ``setup`` (shell commands, run one
+            after another), ``start`` (the command that runs a server of your own), ``ready`` (a URL in the sandbox that
+            answers once it is up, such as ``"http://127.0.0.1:8000/health"``), ``protocol`` (what it speaks, see
+            :mod:`prized_gym.protocols`; without one the base is forked, but not stepped), ``port`` (its port, if
+            ``ready`` does not say; 8000), ``env_vars``, ``vcpu``, ``memory_gb``, ``disk_gb``, ``max_runtime_min``,
+            ``labels``, ``network`` (``"none"``, or ``"outbound"`` for set-up commands that download),
+            ``copy_network`` (that of the copies, ``"none"``), ``channel`` (``"http"`` or ``"exec"``; None: the better one
+            that works), ``request_timeout`` (seconds an answer may take where ``step_timeout`` or ``reset_timeout`` do
+            not say, 300). Of ``gvisor`` too: ``python_path`` (directories to import from) and ``runsc`` (its path).
 
     Attributes:
         num_envs: the length of the sequence of callables, else None.
@@ -74,7 +90,7 @@ class Base:
 
     def __init__(
         self,
-        env: str | EnvSpec | EnvFactory | Sequence[EnvFactory],
+        env: str | EnvSpec | EnvFactory | Sequence[EnvFactory] | None = None,
         *,
         engine: str | None = None,
         warm_up: Callable[[AnyEnv], Any] | None = None,
@@ -90,8 +106,10 @@ class Base:
         self.closed = True
         self._engine = engines.load(engine)
         self._options = check_options(self._engine, engine_options, type(self).__name__)
-        source = resolve(env)
-        sources = tuple(source) if isinstance(source, list) else (source,)
+        if env is None and not self._engine.sandboxes:
+            raise TypeError(f"{type(self).__name__}() needs an env: a base of engine={self.engine!r} is nothing else")
+        source = None if env is None else resolve(env)
+        sources = tuple(source) if isinstance(source, list) else () if source is None else (source,)
         self.num_envs = len(sources) if isinstance(source, list) else None
         self._recipe = Recipe(
             sources=sources,
@@ -105,11 +123,51 @@ class Base:
         self._reset_seed = reset_seed
         self._progress = progress
         self._lock = threading.Lock()
+        self._kept: str | None = None
         self._engine.check()
         self._handle: BaseHandle = self._build()
         self.closed = False
 
+    @classmethod
+    def connect(
+        cls,
+        id: str,
+        *,
+        engine: str | None = None,
+        setup_timeout: float | None = DEFAULT_SETUP_TIMEOUT,
+        reset_seed: int | None = 0,
+        progress: bool = True,
+        **engine_options: Any,
+    ) -> Base:
+        """A base that was left behind by :meth:`keep`, in this process or another.
+
+        What is kept stays as it is, whatever is done with the base returned, and can be connected to again.
+
+        Args:
+            id: what ``keep`` returned.
+            engine: the engine it lives in.
+            **engine_options: as for :class:`Base`; ``protocol`` must be passed again for a server of your own.
+
+        Raises:
+            SandboxError: there is no such base.
+            EngineUnavailableError: the engine cannot run here, or keeps no bases.
+        """
+        base = cls.__new__(cls)
+        base.closed = True
+        base._engine = engines.load(engine)
+        base._options = check_options(base._engine, engine_options, f"{cls.__name__}.connect")
+        base.num_envs = None
+        base._recipe = Recipe(())
+        base._setup_timeout, base._reset_seed, base._progress = setup_timeout, reset_seed, progress
+        base._lock = threading.Lock()
+        base._kept = id
+        base._handle = base._build()
+        base.closed = False
+        return base
+
     def _build(self) -> BaseHandle:
+        if self._kept is not None:
+            return self._engine.connect(self._kept, self._options, self._setup_timeout, self._progress)
         return self._engine.build(self._recipe, self._options, self._setup_timeout, self._progress)
 
     @property
@@ -145,7 +203,7 @@ class Base:
     @property
     def setup_seconds(self) -> float:
         """How long building and warming up took, in seconds."""
-        return self._handle.description.seconds
+        return self._handle.seconds
 
     @property
     def alive(self) -> bool:
@@ -177,6 +235,77 @@ class Base:
                 self._handle.reset_environment(self._reset_seed)
         return self._handle.fleet(size)
 
+    # A base that is a sandbox
+
+    @property
+    def id(self) -> str:
+        """The id of the sandbox; that of the kept one for a base that was connected to."""
+        return self._kept or self._sandbox().id
+
+    @property
+    def files(self) -> Files:
+        """Files in the sandbox: ``upload``, ``download``, ``read``, ``write``, ``list``, ``remove``."""
+        return self._sandbox().files
+
+    def exec(self, cmd: str | Sequence[str], **options: Any) -> ExecResult:
+        """Run a command in the sandbox, as :meth:`prized_gym.Copy.exec` does. Copies forked later have what it changed."""
+        return self._sandbox().exec(cmd, **options)
+
+    def http(self, path: str, **options: Any) -> Answer:
+        """Ask the server in the sandbox, as :meth:`prized_gym.Copy.http` does."""
+        return self._sandbox().http(path, **options)
+
+    def fork(
+        self, n: int = 1, *, labels: Mapping[str, str] | None = None, network: str | None = None, timeout: float = 120.0
+    ) -> list[Copy]:
+        """Make ``n`` live copies of the sandbox as it stands: memory, processes, disk. All of them or none.
+
+        Args:
+            n: how many.
+            labels: in place of the base's.
+            network: ``"none"`` or ``"outbound"``; None: ``copy_network``.
+            timeout: seconds it may take.
+
+        Raises:
+            BaseDiedError: the base is gone. SandboxError: it could not be forked.
+            EngineUnavailableError: the base is no sandbox.
+        """
+        handle = self._sandbox_handle()
+        return handle.fork(n, labels, network, timeout)
+
+    def pause(self) -> None:
+        """Stop all processes of the sandbox until :meth:`resume`. It can be forked meanwhile."""
+        self._sandbox().pause()
+
+    def resume(self) -> None:
+        """Let the sandbox go on."""
+        self._sandbox().resume()
+
+    def keep(self) -> str:
+        """Leave the sandbox behind, paused, under the id returned: :meth:`connect` forks it from any process of yours.
+
+        This base is closed; copies made from it with :meth:`fork` live on.
+        """
+        handle = self._sandbox_handle()
+        kept = handle.keep()
+        self.closed = True
+        return kept
+
+    def _sandbox_handle(self) -> SandboxBase:
+        if not self._engine.sandboxes:
+            raise EngineUnavailableError(
+                f"a base of engine={self.engine!r} is no sandbox: commands, files, fork() and keep() need "
+                "engine='gvisor' or another whose bases are sandboxes"
+            )
+        if self.closed:
+            raise BaseDiedError(f"{self!r} is closed")
+        return cast("SandboxBase", self._handle)
+
+    def _sandbox(self) -> Copy:
+        handle = self._sandbox_handle()
+        handle.check_alive()
+        return handle.hand
+
     def close(self) -> None:
         """End the base and all its copies. Calling it again does nothing."""
         with self._lock:
@@ -202,6 +331,8 @@ class Base:
         return f"<{type(self).__name__} of {self._name()}, engine={self.engine!r}, {state}>"
 
     def _name(self) -> str:
+        if not self._recipe.sources:
+            return "a sandbox" if self._kept is None else f"the kept sandbox {self._kept}"
         if self.spec is not None:
             return self.spec.id
         source = self._recipe.sources[0]
@@ -299,6 +430,11 @@ def find_base(env: Any, num_envs: int | None, progress: bool, given: Mapping[str
     engine = engines.load(options["engine"])
     check_options(engine, engine_options, "ForkedVectorEnv")
     chosen["engine"] = engine.name
+    if isinstance(env, str) and engine.is_id(env):
+        unfit = [name for name in chosen if name not in ("engine", "setup_timeout", "reset_seed")]
+        if unfit:
+            raise TypeError(f"{', '.join(unfit)}: an option of a base that is set up, and {env} is a kept one")
+        return Base.connect(env, progress=progress, **chosen, **engine_options), True
     source = resolve(env)
     if isinstance(source, list) and num_envs not in (None, len(source)):
         raise ValueError(f"num_envs={num_envs}, but env is a sequence of {len(source)} callables")

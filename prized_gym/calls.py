@@ -7,8 +7,13 @@ from typing import Any
 
 import gymnasium as gym
 
+from prized_gym.seeding import random_state
+
 CLASSES = "prized_gym:classes"
 """In place of an attribute's name: the classes of the environment and of its wrappers, as :func:`classes` gives them."""
+
+RANDOM_STATE = "prized_gym:random_state"
+"""In place of an attribute's name: where ``np_random`` stands, as :func:`prized_gym.seeding.random_state` gives it."""
 
 
 def perform(
@@ -17,6 +22,8 @@ def perform(
     """The attribute ``name`` of the environment or of the wrapper that has it: called if it can be, else returned."""
     if name == CLASSES:
         return classes(env)
+    if name == RANDOM_STATE:
+        return random_state(env)
     target = env.get_wrapper_attr(name)
     return target(*args, **(kwargs or {})) if callable(target) else target
 

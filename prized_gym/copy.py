@@ -126,9 +126,7 @@ class Copy:
         Raises:
             SandboxDiedError: the sandbox ended first. SandboxError: it is paused, or the command cannot be started.
         """
-        return self._box.exec(
-            cmd, timeout=timeout, env=env, cwd=cwd, background=background, on_output=on_output
-        )
+        return self._box.exec(cmd, timeout=timeout, env=env, cwd=cwd, background=background, on_output=on_output)
 
     async def exec_async(self, cmd: str | Sequence[str], **options: Any) -> ExecResult:
         """:meth:`exec` for an event loop."""
@@ -197,9 +195,7 @@ class Copy:
         if json is not None:
             body = json_module.dumps(json).encode()
             sent.setdefault("Content-Type", "application/json")
-        return self._ask(
-            Request(method or ("POST" if body else "GET"), path, sent, body), port, timeout, max_bytes
-        )
+        return self._ask(Request(method or ("POST" if body else "GET"), path, sent, body), port, timeout, max_bytes)
 
     async def _ask(self, request: Request, port: int | None, timeout: float, max_bytes: int) -> Answer:
         chosen = self._base.plan.port if port is None else port
@@ -232,7 +228,7 @@ class Copy:
         Raises:
             SandboxDiedError: it is gone. SandboxError: it could not be forked.
         """
-        boxes = self._base.fork_copy(self._box, _count(n), timeout, labels, network)
+        boxes = self._base.fork_copy(self._box, _at_least_one(n), timeout, labels, network)
         return [Copy(self._base, box) for box in boxes]
 
     def pause(self) -> None:
@@ -262,7 +258,7 @@ class Copy:
         return f"<{type(self).__name__} {self.id}, {state}>"
 
 
-def _count(n: int) -> int:
+def _at_least_one(n: int) -> int:
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
     return n

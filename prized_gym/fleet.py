@@ -40,10 +40,12 @@ class Fresh:
     Attributes:
         seed: the seed every generator of the copy is given, also passed to ``on_fork``.
         attributes: replayed through ``env.set_wrapper_attr``.
+        random_state: where the ``np_random`` of the copy it replaces stood, to go on from there.
     """
 
     seed: int
     attributes: dict[str, Any] = field(default_factory=dict)
+    random_state: dict[str, Any] | None = None
 
 
 @dataclass
@@ -117,6 +119,8 @@ class Fleet(ABC):
     """
 
     can_branch: ClassVar[bool] = True
+    carries_random_state: ClassVar[bool] = False
+    """Whether a new fork can go on with the ``np_random`` of the copy it replaces."""
 
     observations: ObservationBuffer
     actions: ActionBuffer
@@ -139,9 +143,11 @@ class Fleet(ABC):
         self.terminations = np.zeros(self.size, dtype=np.bool_)
         self.truncations = np.zeros(self.size, dtype=np.bool_)
 
-    def set_time_limits(self, step: float | None, reset: float | None) -> None:
-        """Tell what time limits, in seconds, the caller enforces through :meth:`end`; an engine may have limits of its own
-        for those that are None."""
+    def set_time_limits(self, step: float | None, reset: float | None) -> None:  # noqa: B027
+        """Tell what time limits, in seconds, the caller enforces through :meth:`end`.
+
+        An engine may have limits of its own for those that are None.
+        """
 
     # Making copies
 

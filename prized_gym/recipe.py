@@ -83,6 +83,10 @@ class Built:
         """The index into ``envs`` of the environment that copy number ``copy`` is a fork of."""
         return 0 if self.order is None else self.order[copy]
 
+    def sole(self, copy: int) -> bool:
+        """Whether copy number ``copy`` is the only one of its environment, as one built by a callable of its own is."""
+        return self.order is not None and self.order.count(self.order[copy]) == 1
+
 
 def resolve(env: Any) -> EnvSource | list[EnvFactory]:
     """Check what a user passed as ``env``, and find the spec of an env id.

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils import seeding
 
+_TAG = 0x70726A64
 _SEED_BITS = 31
 """Derived seeds fit a signed 32-bit integer, which ``np.random.seed``, ``RandomState`` and most simulators require."""
 
@@ -54,7 +55,7 @@ class SeedStream:
         return (self._multiplier * number + self._offset) % (1 << _SEED_BITS)
 
 
-def reseed(env: gym.Env[Any, Any], seed: int) -> None:
+def reseed(env: gym.Env[Any, Any], seed: int, keep_seeded: bool = False) -> None:
     """Give every generator that ``env`` can draw from a stream of its own, set by ``seed`` alone.
 
     Python's global ``random``, NumPy's global state and torch (where it is imported) are seeded; then, through the chain
@@ -64,8 +65,11 @@ def reseed(env: gym.Env[Any, Any], seed: int) -> None:
     Args:
         env: the environment of this copy.
         seed: a non-negative int; equal seeds give equal streams.
+        keep_seeded: leave an ``np_random`` that was seeded explicitly as it is.
     """
-    source = np.random.SeedSequence(seed)
+    kept = random_state(env) if keep_seeded else None
+    # A root of its own: np_random is seeded with the plain seed, as env.reset(seed=seed) would.
+    source = np.random.SeedSequence([seed, _TAG])
 
     def draw(words: int = 4) -> int:
         child = source.spawn(1)[0]
@@ -80,9 +84,13 @@ def reseed(env: gym.Env[Any, Any], seed: int) -> None:
     seen: set[int] = set()
     for layer in _layers(env):
         if layer is env.unwrapped:
-            _reseed_np_random(layer, draw)
+            # The private pair is set, not the property: the property would forget the seed and report -1.
+            layer._np_random, layer._np_random_seed = seeding.np_random(seed)
+            _reseed_native(layer, draw() % (1 << _SEED_BITS))
         for value in _values(layer):
             _reseed_value(value, draw, torch, seen)
+    if kept is not None:
+        set_random_state(env, kept)
 
 
 def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
@@ -93,9 +101,28 @@ def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
     yield layer
 
 
-def _reseed_np_random(env: gym.Env[Any, Any], draw: Callable[[], int]) -> None:
-    # The private pair is set, not the property: the property would forget the seed and report -1.
-    env._np_random, env._np_random_seed = seeding.np_random(draw())
+def _reseed_native(env: gym.Env[Any, Any], seed: int) -> None:
+    """Seed a generator outside Python that only the environment can reach: the Arcade Learning Environment's."""
+    seed_game, load_game = getattr(env, "seed_game", None), getattr(env, "load_game", None)
+    if callable(seed_game) and callable(load_game):
+        # The emulator takes its seed when it loads the game.
+        seed_game(seed)
+        load_game()
+
+
+def random_state(env: gym.Env[Any, Any]) -> dict[str, Any] | None:
+    """Where ``np_random`` stands, as data, for :func:`set_random_state`; None if it was never used."""
+    inner = env.unwrapped
+    if inner._np_random is None:
+        return None
+    return {"state": inner._np_random.bit_generator.state, "seed": inner._np_random_seed}
+
+
+def set_random_state(env: gym.Env[Any, Any], state: dict[str, Any]) -> None:
+    """Let ``np_random`` go on where another environment's stood."""
+    generator = np.random.Generator(getattr(np.random, state["state"]["bit_generator"])())
+    generator.bit_generator.state = state["state"]
+    env.unwrapped._np_random, env.unwrapped._np_random_seed = generator, state["seed"]
 
 
 def _values(layer: gym.Env[Any, Any]) -> Iterator[Any]:

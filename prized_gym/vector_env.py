@@ -24,6 +24,7 @@ from prized_gym.actions import ActionCheck
 from prized_gym.arguments import Seed, at_least_one, earlier, one_of, seconds, seed_list, take_mask
 from prized_gym.base import SHARED, Base, count_copies, find_base
 from prized_gym.batch import Array
+from prized_gym.calls import RANDOM_STATE
 from prized_gym.errors import BaseDiedError, EpisodeOverError, Failure, InterruptedStepError
 from prized_gym.fleet import Call, Command, Fleet, Fresh, Reseed, Reset, SetAttr, Start
 from prized_gym.history import Episode, EpisodeLog
@@ -37,6 +38,7 @@ StepResult: TypeAlias = (
     "tuple[Batch, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]"
 )
 
+_CLOSE_TIMEOUT = 5.0
 _PROVEN = 1000
 """Steps an episode must run for its failure not to count as one in a row with the failure before it."""
 
@@ -66,8 +68,10 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     Seeds: ``reset(seed=s)`` seeds copy i with ``s + i``. For an environment that draws only from ``np_random``, everything
     from a seeded reset on is then bit-identical to ``SyncVectorEnv`` (with ``reset_in="copy"`` and ``fork_on`` ``"reset"`` or
-    ``"start"``). An episode forked without a seed takes the next one of its copy's own stream, repeatable from the last
-    explicit seed. After every fork Python's, NumPy's, torch's and the environment's own generators are reseeded.
+    ``"start"``). A ``reset`` without a seed goes on with each copy's ``np_random``, in a new fork too. An autoreset that
+    forks takes the next seed of its copy's own stream, repeatable from the last explicit seed. After every fork Python's,
+    NumPy's, torch's and the environment's own generators are reseeded; one hidden in a C library is reached by
+    ``env.reset(seed=...)`` or by ``on_fork`` only.
 
     Args:
         env: a :class:`~prized_gym.Base` (used, never closed), an env id, an ``EnvSpec``, a callable that builds the
@@ -269,8 +273,9 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def _begin_reset(self, targets: Sequence[int], seeds: Sequence[int | None], options: dict[str, Any] | None) -> None:
         fleet = self._live_fleet()
-        fork: dict[int, Command] = {}
+        fork: dict[int, Reset] = {}
         in_place: dict[int, Command] = {}
+        unseeded: list[int] = []
         self._resetting = {}
         for index in targets:
             seed = seeds[index]
@@ -279,18 +284,44 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             exists = fleet.alive(index) and not self._must_fork[index]
             if exists and self._untouched[index]:
                 own = self._streams[index].next() if seed is None else seed
-                in_place[index] = Reset(own, options, reseed=own, from_base=self._reset_in == "base")
+                in_place[index] = Reset(seed, options, reseed=own, from_base=self._reset_in == "base")
                 self._resetting[index] = own
             elif exists and self._fork_on == "start" and self._reset_in == "copy":
                 in_place[index] = Reset(seed, options)
                 self._resetting[index] = seed
             else:
                 fork[index] = self._fresh_reset(index, seed, options)
+                if seed is None and self._was_reset[index]:
+                    unseeded.append(index)
+                elif seed is None:
+                    # Its generators are fresh: the environment is reset as it would be anywhere else.
+                    fork[index].seed = None
+        self._carry_random_state(fleet, {index: fork[index] for index in unseeded})
         # The ones in place first: they work while the others are being forked.
         if in_place:
             fleet.command(in_place)
         if fork:
-            self._fork(fork)
+            self._fork(dict(fork))
+
+    def _carry_random_state(self, fleet: Fleet, resets: Mapping[int, Reset]) -> None:
+        """Where the caller gave no seed, let each new fork go on with the ``np_random`` of the copy it replaces.
+
+        So an unseeded reset is what it is in ``SyncVectorEnv``. What cannot go on (a copy that died, or was never reset)
+        keeps the seed its reset was given from its stream.
+        """
+        if self._reset_in == "base" or not fleet.carries_random_state:
+            return
+        going_on = [index for index in resets if fleet.alive(index) and self._was_reset[index]]
+        fleet.command({index: Call(RANDOM_STATE) for index in going_on})
+        self._wait_all(fleet, None, self._reset_timeout, self._reset_timeout, "reset_wait")
+        for index in going_on:
+            fleet.failures.pop(index, None)
+            state = fleet.results.pop(index, None)
+            fresh = resets[index].fresh
+            if state is not None and fresh is not None:
+                fresh.random_state = state
+                resets[index].seed = None
+                self._resetting[index] = None
 
     def _fresh_reset(self, index: int, seed: int | None, options: dict[str, Any] | None = None) -> Reset:
         """The first command of a new fork of copy ``index``, whose episode begins with it."""
@@ -939,6 +970,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     def _live_fleet(self) -> Fleet:
         if self._fleet is None:
             self._fleet = self.base.fleet(self.num_envs, self._reset_in == "base")
+            self._fleet.set_time_limits(self._step_timeout, self._reset_timeout)
         return self._fleet
 
     def _replace_fleet(self) -> Fleet:
@@ -1028,9 +1060,11 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         fleet, self._fleet = getattr(self, "_fleet", None), None
         try:
             if fleet is not None:
-                pending = getattr(self, "_state", AsyncState.DEFAULT) is not AsyncState.DEFAULT
-                if pending and not terminate:
-                    fleet.wait(None, 0.0 if timeout is None else timeout)
+                state = getattr(self, "_state", AsyncState.DEFAULT)
+                if state is not AsyncState.DEFAULT:
+                    gym.logger.warn(f"Calling `close` while waiting for a pending call to `{state.value}` to complete.")
+                    if not terminate:
+                        fleet.wait(None, _CLOSE_TIMEOUT if timeout is None else timeout)
                 fleet.close(timeout=0.0 if terminate else timeout)
         finally:
             base = getattr(self, "base", None)
@@ -1054,3 +1088,12 @@ class UnmergedVectorEnv(ForkedVectorEnv):
 
     def _merge_infos(self, infos: Mapping[int, dict[str, Any]], count: int) -> Any:
         return [dict(infos.get(index, {})) for index in range(count)]
+
+    def start(self) -> None:
+        """Fork the copies that were never reset, to be stepped as they stand: what comes of it is the environment's affair."""
+        self._check_idle("start")
+        fresh = [index for index in self._everyone if not self._was_reset[index]]
+        self._ensure_copies(fresh)
+        for index in fresh:
+            self._episode_begins(index, None)
+        self._all_reset = True

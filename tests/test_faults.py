@@ -274,9 +274,9 @@ def test_a_killed_base_is_rebuilt(on_failure: Any, mode: AutoresetMode) -> None:
         (np.zeros((3, 1), np.int64), ValueError, "shape"),
         (np.zeros(3), TypeError, "integers"),
         (np.array(["a", "b", "c"]), TypeError, "integers"),
-        (0, ValueError, "a single value"),
+        (0, TypeError, "a single value"),
         ([[0], [0, 1], [0]], ValueError, "one shape"),
-        (None, ValueError, "a single value"),
+        (None, TypeError, "a single value"),
     ],
 )
 def test_actions_that_do_not_fit_are_refused_before_anything_is_sent(

@@ -64,7 +64,9 @@ class GvisorDriver(Driver):
     def create(self, shape: Shape, timeout: float) -> Sandbox:
         paths = runsc.python_paths(self._python_path)
         mounts, search = visible(self._payload, paths.binds)
-        paths = runsc.PythonPaths(paths.executable, paths.base, paths.binds, tuple(dict.fromkeys((*paths.search, *search))))
+        paths = runsc.PythonPaths(
+            paths.executable, paths.base, paths.binds, tuple(dict.fromkeys((*paths.search, *search)))
+        )
         network: Any = shape.network
         with _translated():
             box = runsc.Sandbox.create(

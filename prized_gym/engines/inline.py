@@ -15,7 +15,7 @@ from prized_gym.engines.interface import BaseHandle, Description, Engine
 from prized_gym.errors import EngineUnavailableError, Failure
 from prized_gym.fleet import Call, Command, Fleet, Fresh, Reseed, Reset, SetAttr, Start, Usage
 from prized_gym.recipe import AnyEnv, Recipe, build, build_env
-from prized_gym.seeding import fresh_entropy, reseed
+from prized_gym.seeding import fresh_entropy, reseed, set_random_state
 
 
 class InlineEngine(Engine):
@@ -87,6 +87,7 @@ class InlineFleet(Fleet):
     """Copies stepped one after another, when they are waited for."""
 
     can_branch: ClassVar[bool] = False
+    carries_random_state: ClassVar[bool] = True
 
     def __init__(self, size: int, base: InlineBase) -> None:
         super().__init__(size)
@@ -187,7 +188,7 @@ class InlineFleet(Fleet):
             if command.fresh is not None:
                 self._start(index, env, command.fresh)
             elif command.reseed is not None:
-                reseed(env, command.reseed)
+                reseed(env, command.reseed, keep_seeded=self._sole(index))
             first = self._first[index]
             if command.from_base:
                 if first is None:
@@ -205,8 +206,14 @@ class InlineFleet(Fleet):
         elif isinstance(command, Start):
             self._start(index, env, command.fresh)
 
+    def _sole(self, index: int) -> bool:
+        sources = self._base.recipe.sources
+        return len(sources) > 1 and sum(source is sources[index] for source in sources) == 1
+
     def _start(self, index: int, env: AnyEnv, fresh: Fresh) -> None:
-        reseed(env, fresh.seed)
+        reseed(env, fresh.seed, keep_seeded=self._sole(index))
+        if fresh.random_state is not None:
+            set_random_state(env, fresh.random_state)
         if self._base.recipe.on_fork is not None:
             self._base.recipe.on_fork(env, index, fresh.seed)
         for name, value in fresh.attributes.items():

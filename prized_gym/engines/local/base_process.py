@@ -367,6 +367,7 @@ class BaseProcess:
                 pair=fleet.bells,
                 tally=fleet.tally,
                 base_pid=self._pid,
+                sole=self._built.sole(index),
                 view=workdirs.View(setup.workdir, setup.scratch) if setup.workdir and setup.scratch else None,
             )
             copy.begin(index, socket.socket(fileno=sock_fd), err_fd, files)

@@ -25,7 +25,7 @@ from prized_gym.channels.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET,
 from prized_gym.engines.local import forking, processes, workdirs
 from prized_gym.fleet import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
 from prized_gym.recipe import AnyEnv
-from prized_gym.seeding import reseed
+from prized_gym.seeding import reseed, set_random_state
 
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR1) + 9
 """Asks a copy that hangs for its Python stack; handled in C, so that a copy stuck in C answers too."""
@@ -84,6 +84,7 @@ class CopyProcess:
         tally: bells.AnyTally,
         base_pid: int,
         view: workdirs.View | None,
+        sole: bool,
     ) -> None:
         self._env = env
         self._first = first
@@ -93,6 +94,7 @@ class CopyProcess:
         self._add = tally.adder()
         self._base_pid = base_pid
         self._view = view
+        self._sole = sole
         self._listen = block.listen.data
         self._busy = block.busy.data
         self._flags = block.flags.data
@@ -201,7 +203,7 @@ class CopyProcess:
             if command.fresh is not None:
                 self._start(command.fresh)
             elif command.reseed is not None:
-                reseed(env, command.reseed)
+                reseed(env, command.reseed, keep_seeded=self._sole)
             if command.from_base:
                 if self._first is None:
                     raise RuntimeError("the base was not set up with reset_in='base'")
@@ -221,7 +223,9 @@ class CopyProcess:
         return None
 
     def _start(self, fresh: Fresh) -> None:
-        reseed(self._env, fresh.seed)
+        reseed(self._env, fresh.seed, keep_seeded=self._sole)
+        if fresh.random_state is not None:
+            set_random_state(self._env, fresh.random_state)
         if self._on_fork is not None:
             self._on_fork(self._env, self.index, fresh.seed)
         for name, value in fresh.attributes.items():

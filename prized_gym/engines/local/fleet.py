@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
@@ -53,6 +53,8 @@ class LocalFleet(Fleet):
     A full batch is announced by ringing a bell once per copy; the copies wait on one of two bells in turn. For anything
     that concerns some copies only, all are first told to wait on their own sockets.
     """
+
+    carries_random_state: ClassVar[bool] = True
 
     def __init__(
         self,

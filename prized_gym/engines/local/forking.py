@@ -34,7 +34,8 @@ SINGLE_THREADED = {**dict.fromkeys(_POOL_SIZES, "1"), "TOKENIZERS_PARALLELISM": 
 do not fight for the cores with N pools."""
 
 _POOL_LIBRARIES = re.compile(r"lib(gomp|iomp5|omp|openblas|scipy_openblas|mkl_|blis)[^/]*$")
-_SAFE_THREAD_NAMES = ("pt_autograd", "OpenBLAS", "iou-")
+# SDL's timer thread sleeps unless a program sets SDL timers; pygame's surfaces and clock do without it.
+_SAFE_THREAD_NAMES = ("pt_autograd", "OpenBLAS", "iou-", "SDLTimer")
 
 _MADV_COLLAPSE = 25
 _HUGE_PAGE = 2 << 20
