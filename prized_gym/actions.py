@@ -81,7 +81,9 @@ class ActionCheck:
         shape = array.shape
         if shape != (count, *leaf.shape):
             if not shape:
-                raise TypeError(f"actions{leaf.path} must hold {count} actions, one per copy, got a single value: {_short(part)}")
+                raise TypeError(
+                    f"actions{leaf.path} must hold {count} actions, one per copy, got a single value: {_short(part)}"
+                )
             if shape[:1] != (count,):
                 raise ValueError(
                     f"actions{leaf.path} must hold {count} actions, one per copy, got {shape[0]} (shape {shape})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -323,7 +324,8 @@ class Base:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "closed", True):
+        # While the interpreter ends, the engines see to what is left.
+        if not getattr(self, "closed", True) and not sys.is_finalizing():
             self.close()
 
     def __repr__(self) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import operator
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -32,6 +33,7 @@ from prized_gym.infos import merge
 from prized_gym.recipe import EnvFactory
 from prized_gym.seeding import SeedStream, fresh_entropy
 
+_Entry = TypeVar("_Entry")
 Batch: TypeAlias = Any
 Infos: TypeAlias = "dict[str, Any]"
 StepResult: TypeAlias = (
@@ -194,6 +196,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._resetting: dict[int, int | None] = {}
         self._queue: deque[Callable[[], None]] = deque()
         self._sent: dict[int, float] = {}
+        self._early: set[int] = set()
         self._call_targets: list[int] = []
         self._log = EpisodeLog(count)
         self._next_seeds: dict[int, int | None] = {}
@@ -255,7 +258,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             limit = earlier(timeout, self._reset_timeout)
             fleet = self._live_fleet()
             self._wait_all(fleet, timeout, self._reset_timeout, limit, "reset_wait")
-            self._retry_resets(fleet)
+            self._retry_resets(fleet, list(self._resetting))
             fleet = self._live_fleet()
             infos = self._merge_infos(fleet.infos, self.num_envs)
             fleet.infos.clear()
@@ -346,10 +349,10 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             self._must_fork[index] = False
             self._log.forked(index)
 
-    def _retry_resets(self, fleet: Fleet) -> None:
-        """Try a reset that failed once more in a fresh fork, or raise what it failed of."""
+    def _retry_resets(self, fleet: Fleet, indices: Sequence[int]) -> None:
+        """Try a reset of one of ``indices`` that failed once more in a fresh fork, or raise what it failed of."""
         for attempt in (1, 2):
-            failures = {index: fleet.failures.pop(index) for index in list(fleet.failures)}
+            failures = _take(fleet.failures, indices)
             if not failures:
                 return
             first = next(iter(failures.values()))
@@ -359,7 +362,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
                 raise first.error()
             self._fork({index: self._fresh_reset(index, self._resetting.get(index)) for index in failures})
             fleet = self._live_fleet()
-            self._wait_all(fleet, None, self._reset_timeout, self._reset_timeout, "reset_wait")
+            self._wait_for(fleet, failures)
 
     # Step
 
@@ -575,22 +578,34 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             )
         self._end_hung(fleet, own)
 
+    def _wait_for(self, fleet: Fleet, indices: Iterable[int]) -> None:
+        """Wait until the resets of ``indices`` have finished; what others finish meanwhile is kept for :meth:`recv`."""
+        waiting = set(indices)
+        deadline = None if self._reset_timeout is None else time.monotonic() + self._reset_timeout
+        while waiting:
+            finished = fleet.wait(1, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            self._early.update(index for index in finished if index not in waiting)
+            waiting.difference_update(finished)
+            if not finished:
+                for index in waiting:
+                    fleet.failures[index] = fleet.end(index, timed_out=self._reset_timeout)
+                return
+
     def _after_steps(self, fleet: Fleet, indices: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Deal with the copies that failed, and in same-step mode with the episodes that ended.
 
         Returns:
             The info of each copy that has one.
         """
-        failed = self._take_failures(fleet)
-        infos = dict(fleet.infos)
-        fleet.infos.clear()
+        failed = self._take_failures(fleet, indices)
+        fleet = self._live_fleet()
+        infos = _take(fleet.infos, indices)
         self._next_seeds = {}
         if not self._same_step:
             for index, reason in failed.items():
                 infos[index] = {"failure": reason}
             return infos
-        ended: dict[int, tuple[Any, dict[str, Any]]] = dict(fleet.finals)
-        fleet.finals.clear()
+        ended = _take(fleet.finals, indices)
         refork: list[int] = []
         for index in indices:
             if index in failed:
@@ -609,26 +624,28 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     def _refork_now(self, indices: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Begin the next episode of some copies in fresh forks, within the step that ended the one before."""
         fleet = self._live_fleet()
-        kept = [(fleet.rewards[i], fleet.terminations[i], fleet.truncations[i]) for i in self._everyone]
+        kept = {i: (fleet.rewards[i], fleet.terminations[i], fleet.truncations[i]) for i in indices}
+        waiting, self._resetting = self._resetting, {}
         self._fork({index: self._fresh_reset(index, None) for index in indices})
         fleet = self._live_fleet()
-        self._wait_all(fleet, None, self._reset_timeout, self._reset_timeout, "step_wait")
-        self._retry_resets(fleet)
+        self._wait_for(fleet, indices)
+        self._retry_resets(fleet, indices)
         fleet = self._live_fleet()
         # The resets have cleared what this step has to return.
-        for index in self._everyone:
+        for index in indices:
             fleet.rewards[index], fleet.terminations[index], fleet.truncations[index] = kept[index]
-        self._next_seeds = dict(self._resetting)
-        self._resetting = {}
-        return {index: fleet.infos.pop(index) for index in list(fleet.infos)}
+        self._next_seeds, self._resetting = self._resetting, waiting
+        return _take(fleet.infos, indices)
 
-    def _take_failures(self, fleet: Fleet) -> dict[int, str]:
+    def _take_failures(self, fleet: Fleet, indices: Sequence[int]) -> dict[int, str]:
         """The failures of a batch: raised, retried where an autoreset failed, or turned into truncated episodes."""
         if not fleet.failures:
             return {}
-        in_reset = {index: fleet.failures[index] for index in fleet.failures if index in self._resetting}
-        in_step = {index: fleet.failures[index] for index in fleet.failures if index not in in_reset}
-        fleet.failures.clear()
+        failures = _take(fleet.failures, indices)
+        in_reset = {index: failure for index, failure in failures.items() if index in self._resetting}
+        in_step = {index: failure for index, failure in failures.items() if index not in in_reset}
+        if not failures:
+            return {}
         if self._on_failure == "raise":
             raise next(iter((*in_step.values(), *in_reset.values()))).error()
         reasons: dict[int, str] = {}
@@ -643,7 +660,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             reasons[index] = failure.headline()
         if in_reset:
             fleet.failures.update(in_reset)
-            self._retry_resets(fleet)
+            self._retry_resets(fleet, list(in_reset))
         return reasons
 
     def _note_failure(self, index: int, failure: Failure) -> None:
@@ -716,11 +733,12 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def _receive(self, min_ready: int) -> tuple[Any, Any, Any, Any, dict[str, Any], npt.NDArray[np.int64]]:
         fleet = self._live_fleet()
-        ready: list[int] = []
+        ready = [index for index in self._early if index in self._sent]
+        self._early.clear()
         while len(ready) < min_ready:
             limit = self._limit(self._resetting)
             wait = None
-            if limit is not None:
+            if limit is not None and fleet.busy:
                 wait = max(0.0, min(self._sent[index] for index in fleet.busy) + limit - time.monotonic())
             ready += fleet.wait(1 if self._queue else min_ready - len(ready), wait)
             if limit is not None:
@@ -731,6 +749,8 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
                         ready.append(index)
             self._feed_queue(fleet)
             fleet = self._live_fleet()
+            ready += [index for index in self._early if index in self._sent]
+            self._early.clear()
         ready.sort()
         starting = {index: self._resetting.pop(index) for index in ready if index in self._resetting}
         pending, self._resetting = self._resetting, starting
@@ -983,7 +1003,9 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             new.observations.objects = old.observations.objects
             for name in ("rewards", "terminations", "truncations"):
                 getattr(new, name)[...] = getattr(old, name)
-            new.infos, new.finals, new.results = old.infos, old.finals, old.results
+            # Whoever was still at work has failed with the base.
+            self._early.update(old.wait(None, 0.0))
+            new.infos, new.finals, new.results, new.failures = old.infos, old.finals, old.results, old.failures
             old.close(timeout=0.0)
         return new
 
@@ -995,6 +1017,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._broken = None
         self._queue.clear()
         self._sent.clear()
+        self._early.clear()
         self._resetting = {}
         self._untouched = [False] * self.num_envs
         self._must_fork = [False] * self.num_envs
@@ -1073,10 +1096,19 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
                 if self._owns_base:
                     base.close()
 
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True) and not sys.is_finalizing():
+            self.close()
+
     def __repr__(self) -> str:
         if not hasattr(self, "num_envs"):
             return f"{type(self).__name__}(closed)"
         return super().__repr__()
+
+
+def _take(entries: dict[int, _Entry], indices: Sequence[int]) -> dict[int, _Entry]:
+    """Move the entries of ``indices`` out of a dictionary."""
+    return {index: entries.pop(index) for index in list(entries) if index in indices}
 
 
 class UnmergedVectorEnv(ForkedVectorEnv):

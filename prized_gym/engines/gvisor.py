@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import threading
@@ -64,9 +65,7 @@ class GvisorDriver(Driver):
     def create(self, shape: Shape, timeout: float) -> Sandbox:
         paths = runsc.python_paths(self._python_path)
         mounts, search = visible(self._payload, paths.binds)
-        paths = runsc.PythonPaths(
-            paths.executable, paths.base, paths.binds, tuple(dict.fromkeys((*paths.search, *search)))
-        )
+        paths = dataclasses.replace(paths, search=tuple(dict.fromkeys((*paths.search, *search))))
         network: Any = shape.network
         with _translated():
             box = runsc.Sandbox.create(

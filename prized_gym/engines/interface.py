@@ -110,4 +110,6 @@ class Engine(ABC):
         Raises:
             EngineUnavailableError: bases of this engine cannot be kept.
         """
-        raise EngineUnavailableError(f"a base of engine={cls.name!r} ends with its process: there is none to connect to")
+        raise EngineUnavailableError(
+            f"a base of engine={cls.name!r} ends with its process: there is none to connect to"
+        )

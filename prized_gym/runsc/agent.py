@@ -1,4 +1,3 @@
-# ruff: noqa: PTH103, PTH106, PTH108, PTH112, PTH114, PTH115, PTH208
 """The agent: PID 1 of a sandbox, and the wire it speaks with the host.
 
 One file of plain standard-library Python. Inside, the bound host Python runs it with `-I -S`; on the host the same file
@@ -9,8 +8,7 @@ request. An uncaught error here would end the sandbox, so every thread catches e
 A frame is one byte of kind, four bytes of big-endian length, and the payload:
 
     J  a JSON object      B  bytes of a file or of a command's input      Z  end of those bytes
-    O  output             R  error output                                 D  detached: the rest follows on the next
-        connection
+    O  output             R  error output                                 D  detached: the rest follows elsewhere
 """
 
 from __future__ import annotations
@@ -131,8 +129,9 @@ def receive_bytes(connection: socket.socket) -> Iterator[bytes]:
 
 
 def send_tree(connection: socket.socket, root: Path) -> None:
-    """Send a file, or a directory with all below it: a JSON entry each, a file's bytes after it, and an empty entry at
-    the end.
+    """Send a file, or a directory with all below it.
+
+    That is a JSON entry each, a file's bytes after its own, and an empty entry at the end.
     """
     stack = [(root, "")]
     while stack:
@@ -339,9 +338,15 @@ class Agent:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), cwd)
         with self.spawned:
             process = subprocess.Popen(
-                [str(word) for word in request["argv"]], stdin=where, stdout=where, stderr=where, env=environment, cwd=cwd,
-                start_new_session=True, close_fds=False,
-            )  # fmt: skip
+                [str(word) for word in request["argv"]],
+                stdin=where,
+                stdout=where,
+                stderr=where,
+                env=environment,
+                cwd=cwd,
+                start_new_session=True,
+                close_fds=False,  # Python opens them all to close on exec; looking for others takes long in here
+            )
             job = None
             if not background:
                 job = Job(process, None if timeout is None else time.monotonic() + timeout)
@@ -494,8 +499,7 @@ class Agent:
 
 
 def become_user() -> None:
-    """Make this thread, and nothing else of the process, the user for good: what it opens and starts has the user's
-    rights.
+    """Make this thread, and nothing else of the process, the user: what it opens and starts has the user's rights.
 
     The C library's functions change every thread, so these are the bare system calls. A child with another user than
     its parent's would have to be made by fork, which costs 30 ms in gVisor; with the right one it is made by vfork.
@@ -597,8 +601,9 @@ def serve_files(connection: socket.socket, request: dict[str, Any]) -> None:
 
 
 def put_tree(connection: socket.socket, root: Path) -> None:
-    """Write what `send_tree` sends below `root`, then answer. After an error the rest is read and dropped, so that the
-    host hears of it.
+    """Write what `send_tree` sends below `root`, then answer.
+
+    After an error the rest is read and dropped, so that the host hears of it.
     """
     failure: Exception | None = None
     modes: list[tuple[Path, int]] = []

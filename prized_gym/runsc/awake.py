@@ -52,9 +52,7 @@ class Awake:
                     self._stop()
 
     def touch(self) -> None:
-        """Continue the sandbox if it was stopped for idleness, and count its idle time from here. Cheap; never blocks
-        for long.
-        """
+        """Continue the sandbox if it was stopped for idleness, and count its idle time from here; cheap."""
         self._last = time.monotonic()
         if self.stopped and not self.paused:
             with self._lock:

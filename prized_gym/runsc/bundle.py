@@ -1,4 +1,3 @@
-# ruff: noqa: PTH101, PTH112, PTH114
 """What a sandbox sees: a root directory that is all but empty, and the OCI configuration that binds the rest."""
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ _WRITTEN = {
     "resolv.conf": f"nameserver {network.NAMESERVER}\noptions timeout:2\n",
 }
 AGENT = "/agent.py"
+ENVIRONMENT = f"{agent.HOME}/.python"  # a virtual environment, first on PATH
 # What PID 1 needs to run commands as another user and to end them; commands themselves have none.
 _CAPABILITIES = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"]
 
 
 def make_root(root: Path) -> None:
-    """Write the root directory of a sandbox: the agent, and the few files of /etc programs need. No secret of /etc is
-    among them.
-    """
+    """Write the root directory of a sandbox: the agent, and the few files of /etc programs need, no secret among them."""
     etc = root / "etc"
     etc.mkdir(parents=True)
     for name in _ETC:
@@ -76,12 +74,22 @@ def make_root(root: Path) -> None:
 def environment(python: PythonPaths) -> dict[str, str]:
     """What a command's environment holds before the caller's own variables; nothing is taken from the host's."""
     home = agent.HOME
-    path = [f"{home}/.local/bin", str(Path(python.executable).parent), str(Path(python.base).parent)]
+    path = [
+        f"{ENVIRONMENT}/bin",
+        f"{home}/.local/bin",
+        str(Path(python.executable).parent),
+        str(Path(python.base).parent),
+    ]
     path += ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
     variables = {
-        "HOME": home, "USER": "user", "LOGNAME": "user", "SHELL": "/bin/bash", "PATH": ":".join(dict.fromkeys(path)), "LANG": "C.UTF-8",
-        "TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1",
-    }  # fmt: skip
+        "HOME": home,
+        "USER": "user",
+        "LOGNAME": "user",
+        "SHELL": "/bin/bash",
+        "PATH": ":".join(dict.fromkeys(path)),
+        "LANG": "C.UTF-8",
+        "TMPDIR": "/tmp",
+    }
     if python.search:
         variables["PYTHONPATH"] = ":".join(python.search)
     return variables

@@ -35,9 +35,7 @@ def _own() -> dict[str, str]:
 
 
 def parents() -> dict[str, Path]:
-    """For each controller the writable cgroup in which groups of sandboxes can be made; a controller left out cannot be
-    used.
-    """
+    """The writable cgroup of each controller in which groups can be made; a controller left out cannot be used."""
     try:
         first, second = _mounts()
         own = _own()
@@ -78,6 +76,19 @@ class Group:
         """The files a process writes its pid to to enter."""
         return [path / "cgroup.procs" for path in dict.fromkeys(self.paths.values())]
 
+    def limit_cpus(self, cpus: float) -> None:
+        """Set the limit in CPUs. Not at once: a restore would be slowed down by it."""
+        path = self.paths.get("cpu")
+        if path is None:
+            return
+        quota = max(1000, int(cpus * 100_000))
+        for file, value in (("cpu.max", f"{quota} 100000"), ("cpu.cfs_quota_us", str(quota))):  # version 2, version 1
+            try:
+                if (path / file).exists():
+                    (path / file).write_text(value)
+            except OSError:
+                continue
+
     def killed(self) -> bool:
         """Whether the kernel killed something in it for lack of memory."""
         path = self.paths.get("memory")
@@ -109,12 +120,13 @@ class Group:
         return done
 
 
-def make(name: str, *, memory: int, cpus: float, processes: int) -> Group:
-    """A group with limits: `memory` in bytes, `cpus` in CPUs, `processes` in host threads. What cannot be limited here
-    is left out.
+def make(name: str, where: dict[str, Path], *, memory: int, processes: int) -> Group:
+    """A group with limits: `memory` in bytes, `processes` in host threads; of CPU later, by `limit_cpus`.
+
+    where: what `parents` gave
     """
     group = Group()
-    for controller, parent in parents().items():
+    for controller, parent in where.items():
         path = parent / name
         try:
             path.mkdir(exist_ok=True)
@@ -125,8 +137,8 @@ def make(name: str, *, memory: int, cpus: float, processes: int) -> Group:
         settings = {
             ("memory", True): {"memory.max": str(memory), "memory.swap.max": "0", "memory.oom.group": "1"},
             ("memory", False): {"memory.limit_in_bytes": str(memory), "memory.memsw.limit_in_bytes": str(memory)},
-            ("cpu", True): {"cpu.max": f"{int(cpus * 100_000)} 100000"},
-            ("cpu", False): {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": str(int(cpus * 100_000))},
+            ("cpu", True): {},
+            ("cpu", False): {},
             ("pids", True): {"pids.max": str(processes)},
             ("pids", False): {"pids.max": str(processes)},
         }[controller, second]
@@ -138,6 +150,29 @@ def make(name: str, *, memory: int, cpus: float, processes: int) -> Group:
         if controller == "memory" and not second:
             _watch(group, path)
     return group
+
+
+def note(directory: Path, where: dict[str, Path]) -> None:
+    """Write down in a maker's directory where its groups are: another process may have other parents."""
+    (directory / "cgroups").write_text("".join(f"{parent}\n" for parent in set(where.values())))
+
+
+def remove_all(directory: Path) -> bool:
+    """Remove the groups of a maker whose processes are gone; False while some are still ending."""
+    try:
+        noted = (directory / "cgroups").read_text().splitlines()
+    except OSError:
+        return True
+    done = True
+    for parent in noted:
+        for path in Path(parent).glob(f"prized-gym-{directory.name}-*"):
+            try:
+                path.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                done = False
+    return done
 
 
 def _watch(group: Group, path: Path) -> None:

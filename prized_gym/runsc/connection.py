@@ -1,6 +1,4 @@
-# ruff: noqa: PTH101
-"""Reaching the agent of a sandbox: it dials the socket we listen on, once to be steered and once more for every
-request.
+"""Reaching the agent of a sandbox, which dials the socket we listen on: once to be steered, and once for every request.
 
 One background thread, the hub, accepts for all sandboxes of this process and reads what they say of themselves. All of
 it is untrusted: bounded, checked, and never more than data.
@@ -180,6 +178,8 @@ class Link:
                 raise EOFError
             for kind, payload in reader.feed(data):
                 hello = agent.parse_json(payload) if kind == b"J" else {}
+                if reader.buffer:
+                    raise BadFrame("more than a hello, before anything was asked")
                 self._half_open.pop(connection, None)
                 self.hub.forget(connection)
                 if hello.get("hello") == "control":
@@ -358,9 +358,9 @@ class Link:
                     with self._sending:
                         agent.send_json(control, {"dial": number})
                     connection = waiting.result(max(0.01, ends - time.monotonic()))
-                connection.setblocking(True)
-                connection.settimeout(timeout)
-                agent.send_json(connection, request)
+                    connection.setblocking(True)
+                    connection.settimeout(timeout)
+                    agent.send_json(connection, request)  # before a fork can come between
                 return connection
             except (TimeoutError, FutureTimeout):
                 raise SandboxTimeout(f"the sandbox's agent did not answer within {timeout:g} s") from None
@@ -375,8 +375,9 @@ class Link:
 
     @contextlib.contextmanager
     def silent(self, timeout: float) -> Iterator[None]:
-        """While inside, the sandbox holds no connection to the host, so that it can be checkpointed; TCP streams end,
-        commands go on.
+        """While inside, the sandbox holds no connection to the host, so that it can be checkpointed.
+
+        TCP streams end; commands go on.
         """
         with self._gate.exclusive(timeout):
             control = self.connected(timeout)

@@ -73,8 +73,8 @@ def _namespaces() -> Check:
     hint = "In a container, allow unshare and mount (--privileged, or a seccomp profile and CAP_SYS_ADMIN)."
     if not root:
         hint = (
-            "Run as root, or allow user namespaces: kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0. "
-            + hint
+            "Run as root, or allow user namespaces (kernel.unprivileged_userns_clone=1, "
+            "kernel.apparmor_restrict_unprivileged_userns=0). " + hint
         )
     return Check("namespaces", False, True, done.stderr.strip()[:300], hint)
 

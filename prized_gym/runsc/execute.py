@@ -140,11 +140,17 @@ class Command:
 
 
 def execute(
-    link: Link, request: dict[str, Any], *, stdin: bytes, on_output: Callable[[str, bytes], None] | None, max_output: int,
+    link: Link,
+    request: dict[str, Any],
+    *,
+    stdin: bytes,
+    on_output: Callable[[str, bytes], None] | None,
+    max_output: int,
     stopped: Callable[[], bool],
-) -> ExecResult:  # fmt: skip
-    """Run the command of `request` and wait for its end. `stopped` says whether the sandbox is paused, when no time-out
-    applies.
+) -> ExecResult:
+    """Run the command of `request` and wait for its end.
+
+    stopped: whether the sandbox is paused, when no time-out applies
     """
     if (
         sum(len(word) for word in request["argv"]) + sum(len(key) + len(value) for key, value in request["env"].items())
@@ -160,9 +166,14 @@ def execute(
     pid = 0
     link.jobs.add(command.number)
     try:
-        connection = link.dial(request)
+        with link.undisturbed():
+            connection = link.dial(request, inside=True)
+            try:
+                answer = agent.receive_json(connection)
+            except BaseException:
+                connection.close()
+                raise
         try:
-            answer = agent.receive_json(connection)
             given = answer.get("pid")
             if not isinstance(given, int):
                 raise remote_error(answer, f"cannot run {request['argv'][0]!r}")

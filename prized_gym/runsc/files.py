@@ -1,5 +1,6 @@
-"""Files of a sandbox. What comes out is checked before a byte is written: names stay below the target, and links that
-lead out of it are left out.
+"""Files of a sandbox.
+
+What comes out is checked before a byte is written: names stay below the target, and links that lead out are left out.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class Files:
         self.timeout = timeout
 
     def upload(self, local: str | os.PathLike[str], remote: str | None = None) -> None:
-        """Copy a local file, or a directory with all below it, to `remote` (its own name if None). Links are copied as
-        links.
+        """Copy a local file, or a directory with all below it, to `remote` (its own name if None).
+
+        Links in a directory are copied as links.
         """
         path = Path(local)
         path.stat()  # a missing one is told before the sandbox is asked
@@ -76,8 +78,7 @@ class Files:
     def download(
         self, remote: str, local: str | os.PathLike[str] | None = None, *, max_bytes: int = DEFAULT_LIMIT
     ) -> None:
-        """Copy a remote file, or a directory with all below it, to `local` (its own name in the current directory if
-        None).
+        """Copy a remote file, or a directory with all below it, to `local` (its own name, here, if None).
 
         Links that lead out of the directory are left out, and nothing is written through a link. RunscError beyond
         `max_bytes`.

@@ -17,8 +17,8 @@ from . import network
 from .errors import RunscError, RunscUnavailable
 
 HOW = (
-    "On Debian, `python scripts/get_runsc.py DIR` of the prized_gym repository brings one that works; set RUNSC to the path it prints. Elsewhere install "
-    "gVisor, and set RUNSC or put runsc on PATH. `prized-gym doctor` says more."
+    "On Debian, `python scripts/get_runsc.py DIR` of the prized_gym repository brings one that works; set RUNSC to the "
+    "path it prints. Elsewhere install gVisor, and set RUNSC or put runsc on PATH. `prized-gym doctor` says more."
 )
 _probed: dict[str, Runsc | RunscUnavailable] = {}
 _lock = threading.RLock()
@@ -36,7 +36,7 @@ class Runsc:
         """The runsc at `path`, else at RUNSC in the environment, else on PATH.
 
         Each is probed once per process: a small sandbox is run, checkpointed and restored, which takes about a second.
-            Raises RunscUnavailable.
+        Raises RunscUnavailable.
         """
         found = cls.locate(path)
         with _lock:
@@ -75,9 +75,8 @@ class Runsc:
     def command(self, state: Path, outbound: bool, arguments: Sequence[str]) -> list[str]:
         """A whole command line. `state` is runsc's directory of state files."""
         net = ["--network=sandbox", "--net-disconnect-ok"] if outbound else ["--network=none"]
-        return [
-            self.path, "--platform=systrap", "--ignore-cgroups", "--overlay2=root:memory", "--host-uds=open", f"--root={state}", *net, *arguments,
-        ]  # fmt: skip
+        fixed = ["--platform=systrap", "--ignore-cgroups", "--overlay2=root:memory", "--host-uds=open"]
+        return [self.path, *fixed, f"--root={state}", *net, *arguments]
 
 
 def version(path: str) -> str:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import supervisor
+from . import cgroups, supervisor
 from .bundle import make_root
 from .connection import Hub
 from .errors import RunscError, RunscUnavailable, SandboxStateError
@@ -38,13 +38,17 @@ def namespaces_command() -> list[str]:
 
 
 class Maker:
-    """One per process and runsc; `Maker.get` makes it. Everything it made ends with this process."""
+    """One per process and runsc; `Maker.get` makes it. Everything it made ends with this process.
+
+    It is there while something uses it: every sandbox that is not closed does.
+    """
 
     def __init__(self, runsc: Runsc) -> None:
         self.runsc = runsc
         self.pid = os.getpid()
         self.boxes: dict[str, Callable[[str], None]] = {}  # by id: whom to tell of its end
         self.over = False
+        self._users = 0
         self._numbers = 0
         self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._sending = threading.Lock()
@@ -102,18 +106,34 @@ class Maker:
                 raise
             raise RunscUnavailable(
                 f"the namespaces for sandboxes cannot be made: {log_text.strip() or error}",
-                "Run as root, or allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces, "
-                "kernel.apparmor_restrict_unprivileged_userns); in a container, allow unshare and mount.",
+                "Run as root, or allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone, "
+                "user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns); in a container, allow unshare "
+                "and mount.",
             ) from None
 
     @classmethod
     def get(cls, runsc: Runsc) -> Maker:
-        """This process's maker for `runsc`, started on first use. Raises RunscUnavailable."""
+        """This process's maker for `runsc`, started if need be; the caller `leave`s it. Raises RunscUnavailable."""
         with _lock:
             maker = _makers.get(runsc.path)
+            if maker is not None and maker.over:  # its supervisor was killed
+                maker.close()
             if maker is None or maker.over:
                 maker = _makers[runsc.path] = cls(runsc)
-            return maker
+            return maker.enter()
+
+    def enter(self) -> Maker:
+        """Use it once more."""
+        with _lock:
+            self._users += 1
+            return self
+
+    def leave(self) -> None:
+        """Use it once less; the last one to leave ends it."""
+        with _lock:
+            self._users -= 1
+            if self._users == 0 and os.getpid() == self.pid and _makers.get(self.runsc.path) is self:
+                self.close()
 
     def root(self, source: Path | None = None) -> Path:
         """A root directory for sandboxes: one made here, or a copy of a kept one's."""
@@ -226,6 +246,7 @@ class Maker:
         self._control.close()
         os.close(self._lock_fd)
         self._lock_fd = -1
+        cgroups.remove_all(self.directory)
         shutil.rmtree(self.directory, ignore_errors=True)
         with _lock:
             if _makers.get(self.runsc.path) is self:

@@ -24,8 +24,9 @@ def find_slirp4netns(beside: str | None = None) -> str | None:
 
 
 def hide_sysctls() -> None:
-    """Put an empty directory over /proc/sys/net, which this process's mount namespace must own: runsc refuses a
-    netstack otherwise.
+    """Put an empty directory over /proc/sys/net, in this process's own mount namespace.
+
+    runsc refuses a netstack of its own where it can read those settings.
     """
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=4k,mode=755", "none", "/proc/sys/net"], check=True, capture_output=True
@@ -46,6 +47,5 @@ def remove_namespace(path: Path) -> None:
 
 def slirp_command(slirp4netns: str, namespace: Path, ready_fd: int) -> list[str]:
     """The command that serves a namespace. It writes to `ready_fd` once the interface is up."""
-    return [
-        slirp4netns, "--configure", "--mtu=65520", "--disable-host-loopback", f"--ready-fd={ready_fd}", "--netns-type=path", str(namespace), "tap0",
-    ]  # fmt: skip
+    options = ["--configure", "--mtu=65520", "--disable-host-loopback", f"--ready-fd={ready_fd}", "--netns-type=path"]
+    return [slirp4netns, *options, str(namespace), "tap0"]

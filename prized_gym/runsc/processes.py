@@ -1,4 +1,3 @@
-# ruff: noqa: PTH208
 """Process trees by /proc: who descends from whom, and stopping all of them."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: PTH100, PTH111, PTH112
 """The Python a sandbox runs: this interpreter with the packages this process can import, all of it read-only."""
 
 from __future__ import annotations
@@ -45,15 +44,16 @@ class PythonPaths:
     """Absolute paths to show read-only, each in the same place, parents before children."""
     search: tuple[str, ...]
     """Entries for PYTHONPATH: what is importable here and not found by the interpreter itself."""
+    sites: tuple[str, ...] = ()
+    """Site directories, whose .pth files count."""
 
 
 def python_paths(extra: Iterable[str | os.PathLike[str]] = ()) -> PythonPaths:
-    """What this interpreter needs to run elsewhere: its prefixes, site-packages, paths from .pth files and PYTHONPATH,
-    and editable installs.
+    """What this interpreter needs to run elsewhere.
 
-    `extra` are more directories to import from, such as the one of a script. The directory a script was started in is
-    not taken by
-    itself: it may be a home. Directories such as /, /home, a home or /tmp are never bound.
+    That is its prefixes, site-packages, what .pth files and PYTHONPATH add, and editable installs. `extra` are more
+    directories to import from, such as the one of a script, which is not taken by itself: it may be a home. Directories
+    such as /, /home, a home or /tmp are never bound. The sandbox's user sees what everybody on this machine may read.
     """
     executable = sys.executable or "/usr/bin/python3"
     base = os.path.realpath(getattr(sys, "_base_executable", None) or executable)
@@ -70,13 +70,34 @@ def python_paths(extra: Iterable[str | os.PathLike[str]] = ()) -> PythonPaths:
     binds += from_files
     search += [path for path in from_files if os.path.isdir(path)]
     binds += _editable()
-    importable = {os.path.abspath(path) for path in sys.path if path}
     if str(_PACKAGE.parent) not in {*sites, *search}:
         search.append(str(_PACKAGE.parent))
-    if site.ENABLE_USER_SITE:
-        search += [path for path in sites if path == site.getusersitepackages() and path in importable]
     links = [os.path.realpath(path) for path in binds]  # a prefix that is a link shows nothing without its target
-    return PythonPaths(executable, base, _outermost([*binds, *links]), tuple(dict.fromkeys(search)))
+    return PythonPaths(executable, base, _outermost([*binds, *links]), tuple(dict.fromkeys(search)), tuple(sites))
+
+
+def write_environment(directory: Path, home: str, python: PythonPaths) -> None:
+    """Write a virtual environment that is to lie at `home` in a sandbox, on top of what `python` has.
+
+    So `pip install` works there like anywhere: it finds what is installed here, and adds to it.
+    """
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    packages = directory / "lib" / f"python{version}" / "site-packages"
+    packages.mkdir(parents=True)
+    (directory / "bin").mkdir()
+    for name in ("python", "python3", f"python{version}"):
+        (directory / "bin" / name).symlink_to(python.base)
+    for name in ("pip", "pip3"):
+        script = directory / "bin" / name
+        script.write_text(
+            f"#!{home}/bin/python\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n"
+        )
+        script.chmod(0o755)
+    (directory / "pyvenv.cfg").write_text(
+        f"home = {Path(python.base).parent}\ninclude-system-site-packages = false\n"
+        f"version = {version}.{sys.version_info.micro}\n"
+    )
+    (packages / "host.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in python.sites))
 
 
 def _path_files(directory: str) -> list[str]:

@@ -1,4 +1,3 @@
-# ruff: noqa: PTH100
 """A sandbox: made, used, forked, kept, ended."""
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .execute import ExecResult, execute
 from .files import Files
 from .find import Runsc
 from .maker import Maker, uninterrupted
-from .python import PythonPaths, python_paths
+from .python import PythonPaths, python_paths, write_environment
 from .stream import Stream, open_stream
 
 Network = Literal["none", "outbound"]
@@ -53,8 +52,8 @@ class Sandbox:
     """A sandbox of gVisor on this machine. Thread-safe. It ends with this process, unless it is kept.
 
     Commands run as an ordinary user, `user`, whose home is /home/user: the agent, root inside, thereby stays out of
-    their reach, and limits on processes bind. `pip install` into a virtual environment or with --user works; installing
-    system packages does not.
+    their reach, and limits on processes bind. `python` is this interpreter with what is installed here, in a virtual
+    environment of the sandbox's own, so `pip install` adds to it; installing system packages does not work.
     """
 
     def __init__(
@@ -64,7 +63,8 @@ class Sandbox:
         self.labels = dict(labels)
         self.created_at = time.time()
         self.spec = spec
-        self._maker = maker
+        self._maker = maker.enter()
+        self._leaving = threading.Lock()  # taken once, and never given back
         self._root = root
         self._directory = maker.directory / "boxes" / id
         self._state: State = "running"
@@ -99,15 +99,15 @@ class Sandbox:
         """Start a sandbox and wait for its agent.
 
         vcpu, memory_gb, disk_gb: limits. The disk is memory too: a cgroup bounds memory plus disk, and its own size the
-            disk (/home). `diagnose()` says
-            which of them this machine enforces
+            disk (/home). `diagnose()` says which of them this machine enforces
         env_vars: for every command
-        network: "outbound" lets it connect out (needs root and slirp4netns); nothing connects in but `connect`
+        network: "outbound" lets it connect out (needs root and slirp4netns); nothing connects in but `connect_port`
         max_runtime_min: minutes after which it is ended, even if this process hangs; None for no limit. Each copy has
             its own
         python: what `python_paths()` gives, by default of this process
         mounts: more directories and files to show read-only, from absolute path inside to path here
-        idle_after: seconds without use after which it is stopped until the next use; None for never
+        idle_after: seconds without use after which it is stopped until the next use; None for never. Use is a command
+            in the foreground, a transfer, an answer awaited on a stream, or `hold`; work in the background is none
 
         Raises RunscUnavailable, RunscError, SandboxTimeout.
         """
@@ -127,19 +127,34 @@ class Sandbox:
             python or python_paths(),
             binds,
         )
-        maker = Maker.get(runsc or Runsc.find())
-        return cls._bring(maker, spec, _strings(labels), maker.root(), None, 1, idle_after, start_timeout)[0]
+        found = runsc or Runsc.find()
+        _check_outbound(network, found)
+        maker = Maker.get(found)
+        try:
+            [box] = cls._bring(maker, spec, _strings(labels), maker.root(), None, 1, idle_after, start_timeout)
+        finally:
+            maker.leave()
+        try:
+            environment = box._directory / "python"
+            write_environment(environment, bundle.ENVIRONMENT, spec.python)
+            box.files.upload(environment, bundle.ENVIRONMENT)
+            shutil.rmtree(environment)
+        except BaseException:
+            box.close()
+            raise
+        return box
 
     @classmethod
     def connect(cls, id: str, *, runsc: Runsc | None = None) -> Sandbox:
         """A kept sandbox by its id, from any process of this user. It can be forked, and nothing else.
-        SandboxStateError if there is none.
+
+        Raises SandboxStateError if there is none.
         """
         directory, description = store.read_kept(id)
-        maker = Maker.get(runsc or Runsc.find())
-        if description["runsc"] != maker.runsc.version:
+        found = runsc or Runsc.find()
+        if description["runsc"] != found.version:
             raise SandboxStateError(
-                f"sandbox {id} was kept by runsc {description['runsc']}, and this one is {maker.runsc.version}"
+                f"sandbox {id} was kept by runsc {description['runsc']}, and this one is {found.version}"
             )
         values = description["spec"]
         python = values["python"]
@@ -147,11 +162,20 @@ class Sandbox:
             **{
                 **values,
                 "python": PythonPaths(
-                    python["executable"], python["base"], tuple(python["binds"]), tuple(python["search"])
+                    python["executable"],
+                    python["base"],
+                    tuple(python["binds"]),
+                    tuple(python["search"]),
+                    tuple(python["sites"]),
                 ),
             }
         )
-        box = cls(maker, id, spec, description["labels"], maker.root(directory / "root"), description["idle_after"])
+        maker = Maker.get(found)
+        try:
+            root = maker.root(directory / "root")
+            box = cls(maker, id, spec, description["labels"], root, description["idle_after"])
+        finally:
+            maker.leave()
         box.created_at = description["created_at"]
         box._state = "kept"
         box._image = directory / "image"
@@ -275,9 +299,7 @@ class Sandbox:
         return self._awake.hold()
 
     def touch(self) -> None:
-        """Wake it if it was stopped for idleness, and count its idle time from here. Costs next to nothing when it is
-        awake.
-        """
+        """Wake it if it was stopped for idleness, and count its idle time from here; next to free when it is awake."""
         self._awake.touch()
 
     def idle(self) -> bool:
@@ -359,8 +381,9 @@ class Sandbox:
             )
 
     def connect_port(self, port: int, timeout: float = 10) -> Stream:
-        """A byte stream to 127.0.0.1:`port` inside, as a socket. See `Stream`. ConnectionRefusedError when nobody
-        listens there.
+        """A byte stream to 127.0.0.1:`port` inside, as a socket; see `Stream`.
+
+        Raises ConnectionRefusedError when nobody listens there, SandboxDied, SandboxTimeout.
         """
         self._must_be("running")
         return open_stream(self._link, self._awake, port, timeout)
@@ -384,6 +407,7 @@ class Sandbox:
             raise ValueError(f"n must be at least 1, not {n}")
         spec = self.spec if network is None else replace(self.spec, network=network)
         _check(spec.network)
+        _check_outbound(spec.network, self._maker.runsc)
         names = self.labels if labels is None else _strings(labels)
         with self._forking:
             image, temporary = self._checkpoint(timeout)
@@ -424,15 +448,17 @@ class Sandbox:
                     raise SandboxDied(f"sandbox {self.id} ended during its checkpoint: {self.death}") from None
                 raise
 
+        at_rest = self._awake.paused and self._awake.stopped
         uninterrupted(save, lambda: None, lambda _: shutil.rmtree(image, ignore_errors=True))
-        if self._awake.paused:
+        if at_rest:  # and so it stays: `resume` waits for us
             self._image = image
             return image, False
         return image, True
 
     def keep(self) -> str:
-        """Put its present state on disk under its id and end it here. `Sandbox.connect(id)` forks it later, from any
-        process of this user.
+        """Put its present state on disk under its id, and end it here.
+
+        `Sandbox.connect(id)` forks it later, from any process of this user, until `delete_kept(id)`.
         """
         if self._state == "kept":
             return self.id
@@ -460,10 +486,11 @@ class Sandbox:
 
     def close(self) -> None:
         """End it at once; nothing of it is left. Of a kept one only this handle ends."""
-        if self._state == "kept":
-            return
-        self._end("closed")
-        self._drop_image()
+        if self._state != "kept":
+            self._end("closed")
+            self._drop_image()
+        if self._leaving.acquire(blocking=False):
+            self._maker.leave()
 
     def _end(self, reason: str) -> None:
         if self._state in ("closed", "kept"):
@@ -529,6 +556,15 @@ def _check(network: str, *positive: float) -> None:
     for value in positive:
         if not value > 0:
             raise ValueError(f"vcpu, memory_gb and disk_gb must be positive, not {value!r}")
+
+
+def _check_outbound(network: str, runsc: Runsc) -> None:
+    if network == "outbound" and os.geteuid() != 0:
+        raise RunscError("network='outbound' needs root, for /dev/net/tun; network='none' does not")
+    if network == "outbound" and runsc.slirp4netns is None:
+        raise RunscError(
+            "network='outbound' needs slirp4netns: apt install slirp4netns, or scripts/get_runsc.py, or set SLIRP4NETNS"
+        )
 
 
 def _strings(values: Mapping[str, str] | None) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Where sandboxes live on disk, who may remove what, and what is kept.
 
-STORE/lock            held while a maker appears and while a sweep looks STORE/m-xxxxxxxx/     one maker: its lock, run
-directories, checkpoint images; removed by its supervisor, or by a later sweep STORE/kept/sbx_…/     a kept sandbox: its
-image, root directory and description
+STORE/lock            held while a maker appears and while a sweep looks
+STORE/m-xxxxxxxx/     one maker: its lock, its sandboxes, checkpoint images; removed by its supervisor, or by a sweep
+STORE/kept/sbx_…/     a kept sandbox: its image, root directory and description
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def new_id() -> str:
 
 
 def store_path() -> Path:
-    """The store: PRIZED_GYM_STORE, or a directory of this user's in /var/tmp. Made if missing; RunscError if it is not
-    ours alone.
+    """The store: PRIZED_GYM_STORE, or a directory of this user's in /var/tmp, made if missing.
 
-    It holds checkpoint images, which are as large as a sandbox's memory, and sockets, whose paths must be short.
+    RunscError if it is not ours alone. It holds checkpoint images, which are as large as a sandbox's memory, and
+    sockets, whose paths must be short.
     """
     path = Path(os.environ.get("PRIZED_GYM_STORE") or f"/var/tmp/prized-gym-{os.getuid()}").absolute()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,10 +89,7 @@ def sweep() -> list[str]:
             except OSError:
                 continue
             else:
-                for parent in set(cgroups.parents().values()):
-                    for group in parent.glob(f"prized-gym-{directory.name}-*"):
-                        with contextlib.suppress(OSError):
-                            group.rmdir()
+                cgroups.remove_all(directory)
                 shutil.rmtree(directory, ignore_errors=True)
                 removed.append(directory.name)
             finally:
@@ -138,8 +135,9 @@ def write_kept(id: str, image: Path, root: Path, description: dict[str, Any]) ->
 
 
 def read_kept(id: str) -> tuple[Path, dict[str, Any]]:
-    """The directory and the description of a kept sandbox. SandboxStateError if there is none, or one of another
-    version.
+    """The directory and the description of a kept sandbox.
+
+    SandboxStateError if there is none, or one of another version.
     """
     directory = _kept_directory(id)
     try:

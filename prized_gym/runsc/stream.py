@@ -79,8 +79,8 @@ def open_stream(link: Link, awake: Awake, port: int, timeout: float) -> Stream:
     """A stream to a port inside. ConnectionRefusedError when nobody listens there; SandboxDied, SandboxTimeout."""
     if not 0 < port < 65536:
         raise ValueError(f"port {port} is not between 1 and 65535")
-    with awake.hold():
-        connection = link.dial({"op": "tcp", "port": port}, timeout)
+    with awake.hold(), link.undisturbed():
+        connection = link.dial({"op": "tcp", "port": port}, timeout, inside=True)
         try:
             answer = agent.receive_json(connection)
             if answer.get("ok") is not True:

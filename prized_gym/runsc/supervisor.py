@@ -1,11 +1,9 @@
-"""The supervisor: a small process that owns every sandbox of one maker, and outlives the maker by as long as it takes
-to remove them.
+"""The supervisor: a small process that owns every sandbox of one maker, and sees to it that none outlives the maker.
 
 It is PID 1 of a PID namespace with a mount namespace of its own (and, without root, a user and a network namespace).
-Whatever happens, nothing
-stays: when the maker ends, however it ends, its end of the control socket closes and its pidfd becomes readable, and
-    the supervisor kills everything and removes the maker's directory; when the supervisor itself is killed, the kernel
-    kills the namespace with it.
+When the maker ends, however it ends, its end of the control socket closes and its pidfd becomes readable; then the
+supervisor kills everything and removes the maker's directory. When the supervisor itself is killed, the kernel kills
+all of its namespace.
 
 The maker sends one JSON object per line and gets one back for each that carries `n`; events carry `event`. One thread,
 one loop.
@@ -22,6 +20,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,14 @@ BOOT = (  # runs this module without importing the packages above it, which need
 )
 
 
+@dataclass(eq=False)
+class Timer:
+    """What is to be done when."""
+
+    when: float
+    action: Callable[[], None]
+
+
 class Box:
     """A sandbox, or what is on its way to become one."""
 
@@ -48,7 +55,7 @@ class Box:
         self.slirp: int | None = None
         self.stopped: list[int] | None = None
         self.commands: dict[int, Callable[[int], None]] = {}  # running runsc commands about it
-        self.ends_at: float | None = None
+        self.run_time: Timer | None = None
         self.reason = ""  # why it was ended, when we did
         self.killers: list[int] = []  # requests that wait for its end
 
@@ -60,9 +67,9 @@ class Supervisor:
         self.slirp4netns: str | None = config["slirp4netns"]
         self.control = socket.socket(fileno=config["control_fd"])
         self.maker_fd: int | None = config["maker_fd"]
+        self.parents = cgroups.parents()
         self.boxes: dict[str, Box] = {}
-        self.timers: list[tuple[float, Callable[[], None]]] = []
-        self.removable: list[cgroups.Group] = []
+        self.timers: list[Timer] = []
         self.incoming = b""
         self.sysctls_hidden = False
         self.over = False
@@ -78,25 +85,31 @@ class Supervisor:
         self.selector.register(self.control, selectors.EVENT_READ, self.read)
         if self.maker_fd is not None:
             self.selector.register(self.maker_fd, selectors.EVENT_READ, self.end)
+        cgroups.note(self.directory, self.parents)
         self.say({"event": "ready"})
         while not self.over:
-            wait = max(0.0, min(when for when, _ in self.timers) - time.monotonic()) if self.timers else None
+            wait = max(0.0, min(timer.when for timer in self.timers) - time.monotonic()) if self.timers else None
             for key, _ in self.selector.select(wait):
                 try:
                     key.data()
                 except Exception as error:
                     sys.stderr.write(f"supervisor: {error!r}\n")
             now = time.monotonic()
-            due = [action for when, action in self.timers if when <= now]
-            self.timers = [timer for timer in self.timers if timer[0] > now]
-            for action in due:
-                action()
+            for timer in [timer for timer in self.timers if timer.when <= now]:
+                self.cancel(timer)
+                timer.action()
 
     def end(self) -> None:
         self.over = True
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self.timers.append((time.monotonic() + seconds, action))
+    def after(self, seconds: float, action: Callable[[], None]) -> Timer:
+        timer = Timer(time.monotonic() + seconds, action)
+        self.timers.append(timer)
+        return timer
+
+    def cancel(self, timer: Timer | None) -> None:
+        if timer in self.timers:
+            self.timers.remove(timer)
 
     def say(self, message: dict[str, Any]) -> None:
         try:
@@ -130,15 +143,14 @@ class Supervisor:
         limits = request["limits"]
         box.group = cgroups.make(
             f"prized-gym-{self.name}-{name}",
+            self.parents,
             memory=limits["memory"],
-            cpus=limits["cpus"],
             processes=limits["processes"],
         )
         if box.group.out_of_memory is not None:
             self.selector.register(box.group.out_of_memory, selectors.EVENT_READ, lambda: self.out_of_memory(box))
         if request["seconds"] is not None:
-            box.ends_at = time.monotonic() + request["seconds"]
-            self.after(request["seconds"], lambda: self.kill(box, "max_runtime_min is over"))
+            box.run_time = self.after(request["seconds"], lambda: self.kill(box, "max_runtime_min is over"))
         if request["network"]:
             self.connect(box, Path(request["network"]), lambda error: self.start(box, request, error))
         else:
@@ -157,6 +169,7 @@ class Supervisor:
         except (OSError, ValueError, KeyError):
             box.pid = None
         if status == 0 and box.pid is not None and not box.reason and os.path.exists(f"/proc/{box.pid}"):
+            box.group.limit_cpus(request["limits"]["cpus"])
             self.answer(request, pid=box.pid)
             return
         reason = box.reason or f"runsc ended with {status}:\n{self.tail(request['log'])}"
@@ -200,8 +213,10 @@ class Supervisor:
     # -- processes
 
     def spawn(self, argv: list[str], log: str, joins: list[Path], keep: int | None = None) -> int:
-        """Start a process in a session of its own, its output in a file, inside the cgroups whose process lists are
-        `joins`.
+        """Start a process in a session of its own, with its output in a file.
+
+        joins: process lists of the cgroups it enters
+        keep: a descriptor it inherits
         """
         pid = os.fork()
         if pid:
@@ -228,13 +243,18 @@ class Supervisor:
 
     def command(self, box: Box, request: dict[str, Any], joins: list[Path], ended: Callable[[int], None]) -> None:
         pid = self.spawn(request["argv"], request["log"], joins)
-        box.commands[pid] = ended
+
+        def done(status: int) -> None:
+            self.cancel(timer)
+            ended(status)
+
+        box.commands[pid] = done
 
         def overdue() -> None:
             if pid in box.commands:
                 self.kill(box, f"{request['what']} took longer than {request['timeout']:g} s")
 
-        self.after(request["timeout"], overdue)
+        timer = self.after(request["timeout"], overdue)
 
     def reap(self, wake: int) -> None:
         try:
@@ -293,6 +313,7 @@ class Supervisor:
         for pid in box.commands:
             self.signal(-pid)
         del self.boxes[box.name]
+        self.cancel(box.run_time)
         if box.slirp is not None:
             self.signal(box.slirp)
         if box.namespace is not None:
@@ -359,13 +380,14 @@ class Supervisor:
             if not pending:
                 return
             pending = False
+            self.cancel(patience)
             ready = b"" if timed_out else os.read(ready_read, 1)
             self.selector.unregister(ready_read)
             os.close(ready_read)
             done(None if ready else f"slirp4netns gave no network: {self.tail(log)}")
 
         self.selector.register(ready_read, selectors.EVENT_READ, outcome)
-        self.after(10, lambda: outcome(True))
+        patience = self.after(10, lambda: outcome(True))
 
     # -- the end
 
@@ -383,8 +405,7 @@ class Supervisor:
                 time.sleep(0.005)
             except ChildProcessError:
                 break
-        groups = [box.group for box in self.boxes.values()]
-        while (groups := [group for group in groups if not group.remove()]) and time.monotonic() < deadline:
+        while not cgroups.remove_all(self.directory) and time.monotonic() < deadline:
             time.sleep(0.01)
         for box in self.boxes.values():
             if box.namespace is not None:

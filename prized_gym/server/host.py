@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from prized_gym.calls import perform
 from prized_gym.recipe import Built, Recipe
 from prized_gym.server.http import Answer
 from prized_gym.wire.codec import Encoded, Limits, decode, encode, encode_info
@@ -161,8 +162,7 @@ class Host:
         kwargs = _take(fields, "kwargs", dict) or {}
         if args is not None and not isinstance(args, (list, tuple)):
             raise BadRequest("args is a list")
-        target = self.env.get_wrapper_attr(name)
-        result = target(*(args or ()), **kwargs) if callable(target) else target
+        result = perform(self.env, name, args or (), kwargs)
         if isinstance(result, gym.Space):
             return {"space": space_to_data(result, name)}
         return {"result": encode(result, limits=self.info_limits, what=f"the result of {name!r}")}

@@ -11,9 +11,10 @@ from pathlib import Path
 from prized_gym.runsc import Sandbox
 from prized_gym.runsc.processes import tree
 
+PACKAGE = str(Path(__file__).resolve().parents[2] / "prized_gym")
 ROOT = Path(__file__).resolve().parents[2]
 
-COUNTER = '''
+COUNTER = """
 import http.server
 count = 0
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -29,7 +30,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
-'''
+"""
 
 
 def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
@@ -98,7 +99,14 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def start_python(program: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    """Another process of this Python, as a maker of its own; its standard output is a pipe."""
+    """Another process of this Python, as a maker of its own; its standard output is a pipe.
+
+    It finds `prized_gym.runsc` without what the package above imports.
+    """
+    program = (
+        f"import sys, types; p = sys.modules['prized_gym'] = types.ModuleType('prized_gym'); p.__path__ = [{PACKAGE!r}]\n"
+        + program
+    )
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},

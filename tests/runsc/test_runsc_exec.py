@@ -30,7 +30,9 @@ def test_signal_is_an_exit_code(shared: Sandbox) -> None:
     assert shared.exec("kill -9 $$").exit_code == 137
 
 
-@pytest.mark.parametrize("arguments, error", [((["/no/such"], None), FileNotFoundError), ((["/bin/true"], "nowhere"), NotADirectoryError)])
+@pytest.mark.parametrize(
+    "arguments, error", [((["/no/such"], None), FileNotFoundError), ((["/bin/true"], "nowhere"), NotADirectoryError)]
+)
 def test_cannot_start(shared: Sandbox, arguments: tuple[list[str], str | None], error: type[Exception]) -> None:
     with pytest.raises(error, match="sandbox"):
         shared.exec(arguments[0], cwd=arguments[1])
@@ -47,7 +49,9 @@ def test_command_that_ignores_its_input(shared: Sandbox) -> None:
 
 def test_output_arrives_while_it_runs(shared: Sandbox) -> None:
     seen: list[tuple[str, bytes, float]] = []
-    shared.exec("echo a; sleep 0.6; echo b >&2", on_output=lambda stream, data: seen.append((stream, data, time.monotonic())))
+    shared.exec(
+        "echo a; sleep 0.6; echo b >&2", on_output=lambda stream, data: seen.append((stream, data, time.monotonic()))
+    )
     assert [(stream, data) for stream, data, _ in seen] == [("stdout", b"a\n"), ("stderr", b"b\n")]
     assert seen[1][2] - seen[0][2] > 0.4
 
@@ -68,7 +72,10 @@ def test_background(shared: Sandbox) -> None:
     start = time.monotonic()
     result = shared.exec("echo started > bg.txt; sleep 30; echo ended > bg.txt", background=True)
     assert time.monotonic() - start < 5 and result.pid > 1
-    assert shared.exec(f"while [ ! -s bg.txt ]; do sleep 0.02; done; cat bg.txt; kill -9 -{result.pid}", timeout=10).stdout == b"started\n"
+    assert (
+        shared.exec(f"while [ ! -s bg.txt ]; do sleep 0.02; done; cat bg.txt; kill -9 -{result.pid}", timeout=10).stdout
+        == b"started\n"
+    )
 
 
 def test_child_that_keeps_the_pipe_does_not_hold_the_command(shared: Sandbox) -> None:
@@ -92,10 +99,17 @@ def test_orphans_are_reaped(shared: Sandbox) -> None:
 
 def test_goes_on_through_a_fork(shared: Sandbox) -> None:
     started = threading.Event()
-    numbers = "import sys, time\nfor i in range(40): print(i, flush=True); time.sleep(0.03)\nprint(len(sys.stdin.buffer.read()))"
+    numbers = (
+        "import sys, time\nfor i in range(40): print(i, flush=True); time.sleep(0.03)\n"
+        "print(len(sys.stdin.buffer.read()))"
+    )
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(
-            shared.exec, ["python3", "-I", "-S", "-c", numbers], stdin=b"x" * 1_000_000, on_output=lambda *_: started.set(), timeout=60
+            shared.exec,
+            ["python3", "-I", "-S", "-c", numbers],
+            stdin=b"x" * 1_000_000,
+            on_output=lambda *_: started.set(),
+            timeout=60,
         )
         assert started.wait(20)
         for copy in shared.fork(2):
@@ -103,6 +117,30 @@ def test_goes_on_through_a_fork(shared: Sandbox) -> None:
             copy.close()
         result = running.result(60)
     assert result.stdout.decode().split() == [str(number) for number in range(40)] + ["1000000"]
+
+
+def test_forks_and_everything_else_at_once(shared: Sandbox) -> None:
+    over = threading.Event()
+
+    def use(number: int) -> int:
+        rounds = 0
+        while not over.is_set():
+            assert shared.exec(["/bin/echo", str(number)], timeout=30).stdout == b"%d\n" % number
+            shared.files.write(f"file-{number}", str(rounds))
+            assert shared.files.read(f"file-{number}") == str(rounds).encode()
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(3) as pool:
+        users = [pool.submit(use, number) for number in range(3)]
+        try:
+            for _ in range(4):
+                [copy] = shared.fork()
+                assert copy.exec("ls", timeout=30).exit_code == 0
+                copy.close()
+        finally:
+            over.set()
+        assert all(user.result() for user in users)
 
 
 def test_too_long_a_command_is_refused(shared: Sandbox) -> None:

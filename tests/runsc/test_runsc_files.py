@@ -28,7 +28,9 @@ def test_tree_there_and_back(shared: Sandbox, tmp_path: Path) -> None:
     shared.files.download("tree", tmp_path / "back")
     back = tmp_path / "back"
     assert (back / "deep" / "data").read_bytes() == (source / "deep" / "data").read_bytes()
-    assert os.access(back / "run.sh", os.X_OK) and (back / "empty").is_dir() and (back / "näme\udcff").read_text() == "odd"
+    assert (
+        os.access(back / "run.sh", os.X_OK) and (back / "empty").is_dir() and (back / "näme\udcff").read_text() == "odd"
+    )
     assert os.readlink(back / "link") == "deep/data"
     assert not (back / "away").is_symlink()  # it led out of the tree
     shared.files.remove("tree")

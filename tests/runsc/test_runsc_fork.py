@@ -8,7 +8,7 @@ from sandbox_tools import COUNTER, get, http
 
 from prized_gym.runsc import Sandbox, SandboxStateError
 
-STATEFUL = '''
+STATEFUL = """
 import http.server, json, sqlite3, subprocess, sys, threading, time
 child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 log = open("kept.log", "a", buffering=1)
@@ -37,7 +37,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             child.stdin.write((name + "\\n").encode())
             child.stdin.flush()
             answer = {
-                "memory": memory, "log": open("kept.log").read().split(), "mode": mode, "child": child.stdout.readline().decode().strip(),
+                "memory": memory, "log": open("kept.log").read().split(), "mode": mode,
+                "child": child.stdout.readline().decode().strip(),
                 "database": [row[0] for row in database.execute("select name from events")], "ticks": ticks, "pid": child.pid,
             }
         body = json.dumps(answer).encode()
@@ -48,7 +49,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
-'''
+"""
 
 
 @pytest.fixture
@@ -146,8 +147,36 @@ def test_the_host_python_and_its_packages(shared: Sandbox) -> None:
     assert shared.exec("touch $(python -c 'import numpy; print(numpy.__path__[0])')/x").exit_code != 0
 
 
+def test_pip_installs_on_top_of_it(shared: Sandbox, tmp_path: Path) -> None:
+    """From a file, so without network."""
+    import zipfile
+
+    pytest.importorskip("pip")
+    wheel = tmp_path / "extra_thing-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("extra_thing.py", "import numpy\nvalue = int(numpy.arange(7).sum())\n")
+        archive.writestr(
+            "extra_thing-1.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: extra-thing\nVersion: 1.0\nRequires-Dist: numpy\n",
+        )
+        archive.writestr(
+            "extra_thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("extra_thing-1.0.dist-info/RECORD", "")
+    shared.files.upload(wheel)
+    result = shared.exec(f"pip install --no-index {wheel.name}", timeout=100)
+    assert result.exit_code == 0, result.stdout + result.stderr
+    assert shared.exec("python -c 'import extra_thing; print(extra_thing.value)'").stdout == b"21\n"
+    [copy] = shared.fork()
+    with copy:
+        assert copy.exec("python3 -c 'import extra_thing; print(extra_thing.value)'").stdout == b"21\n"
+
+
 def test_a_virtual_environment_can_be_made(shared: Sandbox) -> None:
-    result = shared.exec("python -m venv --without-pip --system-site-packages ~/env && ~/env/bin/python -c 'import numpy, sys; print(sys.prefix)'")
+    result = shared.exec(
+        "python -m venv --without-pip --system-site-packages ~/env && "
+        "~/env/bin/python -c 'import numpy, sys; print(sys.prefix)'"
+    )
     assert result.stdout == b"/home/user/env\n", result.stderr
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sandbox_tools import COUNTER, ROOT, cpu_seconds, eventually, get, http, sentry_of
+from sandbox_tools import COUNTER, cpu_seconds, eventually, get, http, sentry_of, start_python
 
 from prized_gym.runsc import (
     Runsc,
@@ -37,13 +36,21 @@ def test_create_and_close(create: Callable[..., Sandbox], store: Path) -> None:
     box.close()
     box.close()
     assert box.state == "closed" and not os.path.exists(f"/proc/{sentry}")
-    assert not [path for path in store.rglob(f"*{box.id}*")]
-    for use in (lambda: box.exec("true"), box.fork, box.pause, lambda: box.connect_port(1), lambda: box.files.read("x")):
+    assert not list(store.rglob(f"*{box.id}*"))
+    for use in (
+        lambda: box.exec("true"),
+        box.fork,
+        box.pause,
+        lambda: box.connect_port(1),
+        lambda: box.files.read("x"),
+    ):
         with pytest.raises(SandboxStateError, match=r"closed|ended"):
             use()
 
 
-@pytest.mark.parametrize("options", [{"network": "maybe"}, {"vcpu": 0}, {"memory_gb": -1}, {"max_runtime_min": 0}, {"mounts": {"/ctl": "/"}}])
+@pytest.mark.parametrize(
+    "options", [{"network": "maybe"}, {"vcpu": 0}, {"memory_gb": -1}, {"max_runtime_min": 0}, {"mounts": {"/ctl": "/"}}]
+)
 def test_bad_arguments(create: Callable[..., Sandbox], options: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         create(**options)
@@ -101,8 +108,8 @@ def test_kept_and_forked_by_another_process(create: Callable[..., Sandbox]) -> N
         "a, b = base.fork(2)\n"
         "print(base.state, a.labels, t.get(t.http(a)), t.get(t.http(b)), b.exec('echo $MINE').stdout)"
     )
-    done = subprocess.run([sys.executable, "-c", program, box.id], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "kept {'keep': 'me'} 2 2 b'1\\n'\n", done.stderr
+    with start_python(program, box.id) as process:
+        assert process.communicate(timeout=60)[0] == "kept {'keep': 'me'} 2 2 b'1\\n'\n"
     [copy] = box.fork()  # and by the one that kept it
     with copy:
         assert get(http(copy)) == "2"
@@ -171,7 +178,7 @@ def test_without_runsc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNSC", str(fake))
     with pytest.raises(RunscUnavailable, match="does not run as runsc"):
         Runsc.find()
-    fake.write_text("#!/bin/sh\necho runsc version 1\n[ \"$1\" = --version ]\n")
+    fake.write_text('#!/bin/sh\necho runsc version 1\n[ "$1" = --version ]\n')
     with pytest.raises(RunscUnavailable, match="cannot run a sandbox"):
         Runsc.find(fake.rename(tmp_path / "other"))
     monkeypatch.delenv("RUNSC")

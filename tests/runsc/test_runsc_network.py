@@ -11,7 +11,8 @@ from sandbox_tools import eventually, get, http, start_python
 from prized_gym.runsc import Runsc, RunscError, Sandbox, diagnose
 
 FETCH = (
-    "import socket, sys\ns = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5)\ns.sendall(b'hello')\nprint(s.recv(100).decode())"
+    "import socket, sys\ns = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5)\n"
+    "s.sendall(b'hello')\nprint(s.recv(100).decode())"
 )
 
 
@@ -28,7 +29,8 @@ def outside(runsc: Runsc) -> Iterator[tuple[str, int]]:
             pytest.skip("this machine has no outside address")
         address = probe.getsockname()[0]
     program = (
-        "import socket, sys, threading\nserver = socket.create_server(('0.0.0.0', 0))\nprint(server.getsockname()[1], flush=True)\n"
+        "import socket, sys, threading\nserver = socket.create_server(('0.0.0.0', 0))\n"
+        "print(server.getsockname()[1], flush=True)\n"
         "def echo(c):\n    while d := c.recv(100): c.sendall(d)\n"
         "while True: threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()"
     )
@@ -52,7 +54,8 @@ def test_base_with_and_copies_with_or_without(create: Callable[..., Sandbox], ou
         "    def do_GET(self):\n"
         "        try: out.sendall(b'out'); body = out.recv(10) or b'closed'\n"
         "        except OSError as error: body = b'closed'\n"
-        "        self.send_response(200); self.send_header('Content-Length', str(len(body))); self.end_headers(); self.wfile.write(body)\n"
+        "        self.send_response(200); self.send_header('Content-Length', str(len(body)))\n"
+        "        self.end_headers(); self.wfile.write(body)\n"
         "    def log_message(self, *a): pass\n"
         "http.server.HTTPServer(('127.0.0.1', 8000), H).serve_forever()"
     )
@@ -61,7 +64,9 @@ def test_base_with_and_copies_with_or_without(create: Callable[..., Sandbox], ou
     [with_own] = base.fork()
     [without] = base.fork(network="none")
     with with_own, without:
-        assert get(http(with_own)) == "closed" and get(http(without)) == "closed"  # outside connections end at a fork, in the base too
+        assert (
+            get(http(with_own)) == "closed" and get(http(without)) == "closed"
+        )  # outside connections end at a fork, in the base too
         assert fetch(with_own, outside) == b"hello\n" and fetch(without, outside) == b""
         assert fetch(base, outside) == b"hello\n"
         assert without.exec("cat /proc/net/dev | tail -n +3 | cut -d: -f1").stdout.split() == [b"lo"]

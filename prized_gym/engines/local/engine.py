@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import pickle
@@ -252,6 +253,15 @@ _LIVE: weakref.WeakSet[LocalBase] = weakref.WeakSet()
 def _search_path() -> list[str]:
     """``sys.path`` with the current directory spelled out, which the base process may not share."""
     return [os.path.abspath(path) if path == "" else path for path in sys.path]
+
+
+def _close_all() -> None:
+    for base in list(_LIVE):
+        with contextlib.suppress(Exception):
+            base.close()
+
+
+atexit.register(_close_all)
 
 
 def _release_all() -> None:

@@ -66,9 +66,7 @@ class Conversation:
 
     async def step(self, action: Any, then_reset: bool, timeout: float | None) -> StepAnswer:
         """A step, and where it ends the episode and ``then_reset`` is set, a reset too."""
-        answer = self.protocol.read_step(
-            await self._maybe(self.protocol.step(action, then_reset=then_reset), timeout)
-        )
+        answer = self.protocol.read_step(await self._maybe(self.protocol.step(action, then_reset=then_reset), timeout))
         if then_reset and (answer.terminated or answer.truncated) and answer.reset is None:
             first = await self.reset(None, None, timeout)
             return StepAnswer(answer.obs, answer.reward, answer.terminated, answer.truncated, answer.info, first)

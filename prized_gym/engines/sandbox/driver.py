@@ -178,7 +178,7 @@ class Sandbox(ABC):
         """Whether :meth:`wake` has something to do that takes time."""
         return False
 
-    def wake(self) -> None:
+    def wake(self) -> None:  # noqa: B027
         """Make it ready to be used."""
 
     @contextlib.contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
+import sys
 import threading
 import time
 import weakref
@@ -20,6 +22,7 @@ from prized_gym.channels import background
 from prized_gym.channels.channel import Channel, ChannelError
 from prized_gym.channels.exec import ExecChannel
 from prized_gym.channels.http import Dialed, HttpChannel
+from prized_gym.copy import Copy
 from prized_gym.engines.interface import BaseHandle, Description, Engine
 from prized_gym.engines.sandbox.conversation import Conversation
 from prized_gym.engines.sandbox.driver import Driver, ExecResult, Sandbox
@@ -59,12 +62,15 @@ class SandboxBase(BaseHandle):
         self._lock = threading.Lock()
         self._copies: dict[str, Sandbox] = {}
         self._fleets: weakref.WeakSet[SandboxFleet] = weakref.WeakSet()
+        self._protocol = plan.protocol
         self._conversation = self.conversation(box)
         self._description: Description | None = None
         self._was_reset = False
         self._open = True
+        self._hand: Copy | None = None
         self._started = started
         self._seconds = 0.0
+        _LIVE.add(self)
 
     def begin(self, setup: Setup, connecting: bool) -> None:
         """Set the sandbox up and find out what its environment is like.
@@ -81,6 +87,8 @@ class SandboxBase(BaseHandle):
                 described = background.run(self._conversation.describe())
             except (ProtocolError, ChannelError) as error:
                 raise SetupError(f"the server could not be asked for its spaces: {error}") from error
+            # It knows the spaces, which the copies' protocols need.
+            self._protocol = self._conversation.protocol
             self._description = _description(described, self._recipe, time.monotonic() - self._started)
         self._seconds = time.monotonic() - self._started
 
@@ -146,9 +154,22 @@ class SandboxBase(BaseHandle):
 
     # Copies
 
+    @property
+    def hand(self) -> Copy:
+        """The base's own sandbox, as its copies are held."""
+        if self._hand is None:
+            self._hand = Copy(self, self.box)
+        return self._hand
+
+    def fork(self, n: int, labels: Mapping[str, str] | None, network: str | None, timeout: float) -> list[Copy]:
+        """Copies to be held by the user. Raises as :meth:`fork_boxes`, and ValueError for less than one."""
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}")
+        return [Copy(self, box) for box in self.fork_boxes(n, timeout, labels, network)]
+
     def conversation(self, box: Sandbox, protocol: Protocol | None = None) -> Conversation:
         """A conversation with the server in ``box``, a fork of the base or of the copy whose protocol is given."""
-        spoken = protocol or self.plan.protocol
+        spoken = protocol or self._protocol
         # Without a protocol there is nothing to ask but whether the server is ready.
         own = EpisodeProtocol() if spoken is None else spoken.fork()
         return Conversation(own, self.channel(box), self.plan.request_timeout)
@@ -159,16 +180,16 @@ class SandboxBase(BaseHandle):
         if self.plan.channel == "exec" and port == self.plan.port:
             return ExecChannel(_Commands(box), f"{box.scratch}/exec")
         if not box.reachable:
-            raise SandboxError(f"port {port} of {box.id} cannot be reached: only port {self.plan.port} can, by commands")
+            raise SandboxError(
+                f"port {port} of {box.id} cannot be reached: only port {self.plan.port} can, by commands"
+            )
 
         async def dial() -> Dialed:
             return await background.in_thread(lambda: box.connect(port))
 
         # Other servers than ours may close a connection that is idle for some seconds.
         ours = isinstance(self.plan.protocol, GymProtocol)
-        return HttpChannel(
-            dial, f"127.0.0.1:{port}", awake=partial(_awake, box), reuse_within=None if ours else 1.0
-        )
+        return HttpChannel(dial, f"127.0.0.1:{port}", awake=partial(_awake, box), reuse_within=None if ours else 1.0)
 
     def fork_boxes(
         self,
@@ -231,12 +252,28 @@ class SandboxBase(BaseHandle):
 
     def close(self) -> None:
         self._open = False
+        _LIVE.discard(self)
+        if sys.is_finalizing():
+            # All was closed before the threads were stopped that this would wait for.
+            return
         for fleet in list(self._fleets):
             fleet.close(timeout=1.0)
         background.loop().call_soon_threadsafe(self._conversation.channel.close)
         with self._lock:
             copies, self._copies = list(self._copies.values()), {}
         wait_for_futures([background.submit(box.close) for box in (*copies, self.box)], 15.0)
+
+
+_LIVE: weakref.WeakSet[SandboxBase] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for base in list(_LIVE):
+        base.close()
+
+
+# Threads of the background still run here, and a provider's own handler, registered before, comes after this one.
+atexit.register(_close_all)
 
 
 class SandboxEngine(Engine):

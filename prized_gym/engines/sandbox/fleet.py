@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -346,6 +347,8 @@ class SandboxFleet(Fleet):
         if self._closed:
             return
         self._closed = True
+        if sys.is_finalizing():
+            return
         self._drop(list(range(self.size)))
         self._close_members(list(self._members))
 

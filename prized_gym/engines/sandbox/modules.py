@@ -61,7 +61,9 @@ def _names(payload: bytes) -> Iterable[str]:
     """Top-level names of what looks like ``module:function`` in a pickle."""
     import re
 
-    return {match.decode() for match in re.findall(rb"([A-Za-z_][A-Za-z0-9_]*)(?:\.[A-Za-z0-9_.]+)?:[A-Za-z_]", payload)}
+    return {
+        match.decode() for match in re.findall(rb"([A-Za-z_][A-Za-z0-9_]*)(?:\.[A-Za-z0-9_.]+)?:[A-Za-z_]", payload)
+    }
 
 
 def _found(name: str, shown: Sequence[str]) -> str | None:

@@ -108,7 +108,7 @@ def make_plan(recipe: Recipe, options: Mapping[str, Any], reachable: bool, conne
         port = found or DEFAULT_PORT
     elif found not in (None, port):
         raise ValueError(f"port={port}, but ready={ready!r} names port {found}")
-    channel = options["channel"] or ("http" if reachable else "exec")
+    channel: Any = options["channel"] or ("http" if reachable else "exec")
     if channel not in ("http", "exec"):
         raise ValueError(f"channel must be 'http' or 'exec', got {channel!r}")
     if channel == "http" and not reachable:
