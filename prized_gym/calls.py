@@ -41,5 +41,5 @@ def classes(env: gym.Env[Any, Any]) -> list[list[str]]:
 
 
 def class_name(cls: type) -> str:
-    """The name a class has on both sides: ``"module:qualified name"``."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+    """The name a class has on both sides, ``"module:name"``: one sent by value comes without its qualified name."""
+    return f"{cls.__module__}:{cls.__name__}"

@@ -194,6 +194,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._everyone = list(range(count))
         self._all_step = bytes([ops.STEP_RESET if self._same_step and self._fork_on != "episode" else ops.STEP]) * count
         self._resetting: dict[int, int | None] = {}
+        self._reset_options: Sequence[dict[str, Any] | None] = ()
         self._queue: deque[Callable[[], None]] = deque()
         self._sent: dict[int, float] = {}
         self._early: set[int] = set()
@@ -227,18 +228,26 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._check_idle("reset_async")
         seeds = seed_list(seed, self.num_envs)
         options, mask = take_mask(options, self.num_envs)
-        if self._reset_in == "base" and options:
-            raise ValueError(
-                f"options={options} with reset_in='base': the environment was reset once, in the base, without options"
-            )
         targets = self._everyone if mask is None else [int(index) for index in np.flatnonzero(mask)]
         if self._broken is not None:
             if mask is not None:
                 raise InterruptedStepError(self._broken)
             self._abandon_fleet()
+        self._start_reset(targets, seeds, [options] * self.num_envs)
+
+    def _start_reset(
+        self, targets: Sequence[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
+    ) -> None:
+        """Begin to reset the copies ``targets``; ``seeds`` and ``options`` have an entry for every copy."""
+        if self._reset_in == "base" and any(options):
+            raise ValueError(
+                f"options={next(filter(None, options))} with reset_in='base': "
+                "the environment was reset once, in the base, without options"
+            )
         self._state = AsyncState.WAITING_RESET
+        self._reset_options = options
         try:
-            self._begin_reset(targets, seeds, options)
+            self._begin_reset(targets, seeds)
         except BaseException as error:
             self._abort(error)
             raise
@@ -258,7 +267,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             limit = earlier(timeout, self._reset_timeout)
             fleet = self._live_fleet()
             self._wait_all(fleet, timeout, self._reset_timeout, limit, "reset_wait")
-            self._retry_resets(fleet, list(self._resetting))
+            self._retry_resets(fleet, list(self._resetting), self._reset_options)
             fleet = self._live_fleet()
             infos = self._merge_infos(fleet.infos, self.num_envs)
             fleet.infos.clear()
@@ -274,14 +283,14 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             self._abort(error)
             raise
 
-    def _begin_reset(self, targets: Sequence[int], seeds: Sequence[int | None], options: dict[str, Any] | None) -> None:
+    def _begin_reset(self, targets: Sequence[int], seeds: Sequence[int | None]) -> None:
         fleet = self._live_fleet()
         fork: dict[int, Reset] = {}
         in_place: dict[int, Command] = {}
         unseeded: list[int] = []
         self._resetting = {}
         for index in targets:
-            seed = seeds[index]
+            seed, options = seeds[index], self._reset_options[index]
             if seed is not None:
                 self._streams[index] = SeedStream(seed, index, self.num_envs)
             exists = fleet.alive(index) and not self._must_fork[index]
@@ -349,7 +358,9 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             self._must_fork[index] = False
             self._log.forked(index)
 
-    def _retry_resets(self, fleet: Fleet, indices: Sequence[int]) -> None:
+    def _retry_resets(
+        self, fleet: Fleet, indices: Sequence[int], options: Sequence[dict[str, Any] | None] | None = None
+    ) -> None:
         """Try a reset of one of ``indices`` that failed once more in a fresh fork, or raise what it failed of."""
         for attempt in (1, 2):
             failures = _take(fleet.failures, indices)
@@ -360,7 +371,12 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
                 self._note_failure(index, failure)
             if self._on_failure == "raise" or attempt == 2:
                 raise first.error()
-            self._fork({index: self._fresh_reset(index, self._resetting.get(index)) for index in failures})
+            self._fork(
+                {
+                    index: self._fresh_reset(index, self._resetting.get(index), options[index] if options else None)
+                    for index in failures
+                }
+            )
             fleet = self._live_fleet()
             self._wait_for(fleet, failures)
 
@@ -1120,6 +1136,17 @@ class UnmergedVectorEnv(ForkedVectorEnv):
 
     def _merge_infos(self, infos: Mapping[int, dict[str, Any]], count: int) -> Any:
         return [dict(infos.get(index, {})) for index in range(count)]
+
+    def reset_each(
+        self, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
+    ) -> tuple[Batch, list[dict[str, Any]]]:
+        """Reset every copy with a seed and options of its own; returns the observations and each copy's info."""
+        self._check_idle("reset_each")
+        if self._broken is not None:
+            self._abandon_fleet()
+        self._start_reset(self._everyone, seed_list(seeds, self.num_envs), options)
+        observations, infos = self.reset_wait()
+        return observations, infos  # type: ignore[return-value]
 
     def start(self) -> None:
         """Fork the copies that were never reset, to be stepped as they stand: what comes of it is the environment's affair."""

@@ -273,7 +273,9 @@ class _Connection(asyncio.Protocol):
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._head.headers}
         response = Response(self._head.status_code, headers, bytes(self._body), self._what)
         self._body = bytearray()
-        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+        # What came after the answer must not be taken for the next one.
+        trailing = bool(self._http.trailing_data[0])
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE and not trailing:
             self._http.start_next_cycle()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(response)

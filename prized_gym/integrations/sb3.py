@@ -17,7 +17,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from prized_gym.base import Base
 from prized_gym.calls import CLASSES, class_name
-from prized_gym.errors import InterruptedStepError, MissingExtraError
+from prized_gym.errors import MissingExtraError
 from prized_gym.recipe import EnvFactory
 from prized_gym.vector_env import UnmergedVectorEnv
 
@@ -108,41 +108,14 @@ class ForkedVecEnv(VecEnv):
             except Exception:
                 # Whatever the step that is dropped died of, the reset makes good.
                 pass
-        observations: Any = None
-        for options, indices in self._groups():
-            observations = self._reset_some(options, indices)
+        if len(self._options) != self.num_envs:
+            raise ValueError(f"set_options() was given {len(self._options)} dictionaries for {self.num_envs} copies")
+        observations, self.reset_infos = self.vector_env.reset_each(
+            self._seeds, [options or None for options in self._options]
+        )
         self._started = True
         self._reset_seeds()
         self._reset_options()
-        return observations
-
-    def _groups(self) -> list[tuple[dict[str, Any] | None, list[int]]]:
-        """The copies that are reset with equal options."""
-        groups: list[tuple[dict[str, Any] | None, list[int]]] = []
-        if len(self._options) != self.num_envs:
-            raise ValueError(f"set_options() got {len(self._options)} dictionaries for {self.num_envs} copies")
-        for index, options in enumerate(self._options):
-            for known, indices in groups:
-                if _same(known or {}, options or {}):
-                    indices.append(index)
-                    break
-            else:
-                groups.append((options or None, [index]))
-        return groups
-
-    def _reset_some(self, options: dict[str, Any] | None, indices: list[int]) -> Any:
-        if len(indices) < self.num_envs:
-            mask = np.zeros(self.num_envs, dtype=np.bool_)
-            mask[indices] = True
-            options = {**(options or {}), "reset_mask": mask}
-        try:
-            observations, infos = self.vector_env.reset(seed=self._seeds, options=options)
-        except InterruptedStepError:
-            # Only a whole reset brings the copies back together.
-            self.vector_env.reset()
-            observations, infos = self.vector_env.reset(seed=self._seeds, options=options)
-        for index in indices:
-            self.reset_infos[index] = infos[index]  # type: ignore[index]
         return observations
 
     def step_async(self, actions: Any) -> None:
@@ -284,10 +257,3 @@ class ForkedVecEnv(VecEnv):
     def __repr__(self) -> str:
         return f"<ForkedVecEnv of {self.vector_env!r}>"
 
-
-def _same(a: Any, b: Any) -> bool:
-    try:
-        return bool(a == b)
-    except ValueError:
-        # Arrays among the options do not compare; such copies are reset on their own.
-        return False

@@ -6,10 +6,12 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import platform
 import random
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -29,6 +31,9 @@ from prized_gym.seeding import reseed, set_random_state
 
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR1) + 9
 """Asks a copy that hangs for its Python stack; handled in C, so that a copy stuck in C answers too."""
+
+_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
+"""Whether taking a lock is a full memory fence, as every atomic instruction of x86 is."""
 
 _MEMORY_EVERY = 0.25
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -99,6 +104,9 @@ class CopyProcess:
         self._busy = block.busy.data
         self._flags = block.flags.data
         self._ops = block.ops.data
+        self._idle = bytes(len(self._busy))
+        self._by_bell = False
+        self._fence = threading.Lock()
         self._memory_read_at = 0.0
         self._stack_fd = -1
 
@@ -134,6 +142,7 @@ class CopyProcess:
         listen = LISTEN_SOCKET
         payload = b""
         while True:
+            self._by_bell = bool(listen)
             if listen:
                 self._takers[listen - 1]()
             else:
@@ -158,11 +167,21 @@ class CopyProcess:
             # Read before this batch counts as finished: from then on the trainer may announce the next one.
             listen = self._listen[0]
             if answer is None:
-                self._busy[self.index] = 0
-                self._add()
+                self._finish()
             else:
                 self._reply(answer)
         self._leave()
+
+    def _finish(self) -> None:
+        """This batch is finished: wake the trainer, unless others still work at a batch of all copies."""
+        self._busy[self.index] = 0
+        if self._by_bell and _ORDERED:
+            # Without the fence two copies could each read the other's flag before their own is seen, and none would ring.
+            self._fence.acquire(False)
+            self._fence.release()
+            if self._busy.tobytes() != self._idle:
+                return
+        self._add()
 
     def _step(self, then_reset: bool, payload: bytes) -> Answer | None:
         block, index = self._block, self.index
@@ -277,13 +296,11 @@ class CopyProcess:
         if len(data) <= SLOT:
             self._block.slots[index, : len(data)] = memoryview(data)
             self._flags[index] = IN_SLOT
-            self._busy[index] = 0
-            self._add()
+            self._finish()
         else:
             # First finished, then sent: the trainer reads it only once it knows.
             self._flags[index] = ON_SOCKET
-            self._busy[index] = 0
-            self._add()
+            self._finish()
             messages.send(self._sock, data)
 
     def _note_usage(self) -> None:

@@ -69,6 +69,7 @@ class LocalFleet(Fleet):
         self._block = block
         self._bells = pair
         self._tally = tally
+        self._add = tally.adder()
         self._sock = sock
         self._base_died = base_died
         self.observations = block.observations
@@ -472,6 +473,8 @@ class LocalFleet(Fleet):
         self._alive_mask[index] = 0
         self._busy_view[index] = 0
         self._strays = True
+        # The last copy to finish wakes this process; that one may have finished just before.
+        self._add()
 
     def _lose_base(self) -> None:
         """The base is gone, and its copies with it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 import traceback
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from prized_gym.wire.errors import WireError
 TAIL = 4096
 _LOOK = 5.0
 _DEATH = 2.0
+_WATCH_EVERY = 0.5
 
 _LOOK_SCRIPT = (
     'if [ "$1" = wait ]; then for i in 1 2 3 4 5 6 7 8; do [ -e "$0/exit" ] && break; sleep 0.05; done; fi; '
@@ -60,6 +62,27 @@ def describe_code(code: int) -> str:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(code - 128).name}"
     return f"exited with code {code}"
+
+
+class Watch:
+    """Whether waiting for a server is in vain, looked at now and then. Called in the loop's thread, so never blocks."""
+
+    def __init__(self, box: Sandbox) -> None:
+        self._box = box
+        self._looked_at = time.monotonic()
+        self._ended = False
+
+    def __call__(self) -> bool:
+        if self._box.death is not None:
+            return True
+        if time.monotonic() - self._looked_at > _WATCH_EVERY:
+            self._looked_at = time.monotonic()
+            background.submit(self._look)
+        return self._ended
+
+    def _look(self) -> None:
+        if look(self._box).exit_code is not None:
+            self._ended = True
 
 
 async def explain(index: int, box: Sandbox, error: BaseException) -> Failure:

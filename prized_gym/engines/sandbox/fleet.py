@@ -21,7 +21,7 @@ from prized_gym.channels import background
 from prized_gym.channels.channel import ChannelError
 from prized_gym.engines.sandbox.conversation import Conversation
 from prized_gym.engines.sandbox.driver import Sandbox
-from prized_gym.engines.sandbox.failures import explain, look
+from prized_gym.engines.sandbox.failures import Watch, explain, look
 from prized_gym.errors import Failure, SandboxError
 from prized_gym.fleet import Command, Fleet, Reset, Usage
 from prized_gym.protocols import StepAnswer
@@ -107,18 +107,12 @@ class SandboxFleet(Fleet):
         self._begin(jobs)
 
     async def _first(self, index: int, member: Member, command: Command) -> Any:
-        """The first command of a copy; its server, which came out of a checkpoint, may need a moment to be reached."""
-        ends = time.monotonic() + _ANSWERING
-        while True:
-            try:
-                return await self._command(index, member, command)
-            except ChannelError as error:
-                # Refused is never half-way: nothing was asked.
-                if error.kind != "refused" or member.box.death is not None or time.monotonic() > ends:
-                    raise
-                if (await background.in_thread(lambda: look(member.box))).exit_code is not None:
-                    raise
-            await asyncio.sleep(0.05)
+        """The first command of a copy, whose server may need a moment to be reached."""
+        talk, ends = member.conversation, time.monotonic() + _ANSWERING
+        # Not the user's own ready URL: that may play an episode.
+        if not await talk.wait_ready(talk.protocol.ready(), ends, Watch(member.box)):
+            raise ChannelError("refused", "its server does not answer")
+        return await self._command(index, member, command)
 
     def branch(self, source: int, targets: Sequence[int]) -> None:
         self._base.check_alive()

@@ -17,7 +17,7 @@ from prized_gym.channels import background
 from prized_gym.channels.exec import LANES
 from prized_gym.engines.sandbox.conversation import Conversation
 from prized_gym.engines.sandbox.driver import Sandbox
-from prized_gym.engines.sandbox.failures import describe_code, look
+from prized_gym.engines.sandbox.failures import Watch, describe_code, look
 from prized_gym.engines.sandbox.plan import Plan, start_command
 from prized_gym.errors import SandboxError, SetupError, SetupTimeoutError
 from prized_gym.progress import waiting
@@ -26,7 +26,6 @@ from prized_gym.server import resident
 _T = TypeVar("_T")
 _TAIL = 4000
 _FOREVER = 7 * 24 * 3600.0
-_WATCH_EVERY = 0.5
 
 
 class Setup:
@@ -118,7 +117,7 @@ class Setup:
                 self._start_resident(box, plan)
             protocol = conversation.protocol
             ready = plan.ready if plan.ready is not None else protocol.ready()
-            watch = _Watch(box)
+            watch = Watch(box)
             try:
                 done = self.wait_for(
                     "waiting for the server to be ready",
@@ -157,27 +156,6 @@ class Setup:
         )
         if result.exit_code != 0:
             raise SetupError(f"the client inside the sandbox, a python3 program, did not start:\n{result.stderr}")
-
-
-class _Watch:
-    """Whether waiting for a server is in vain, looked at now and then. Called in the loop's thread, so never blocks."""
-
-    def __init__(self, box: Sandbox) -> None:
-        self._box = box
-        self._looked_at = time.monotonic()
-        self._ended = False
-
-    def __call__(self) -> bool:
-        if self._box.death is not None:
-            return True
-        if time.monotonic() - self._looked_at > _WATCH_EVERY:
-            self._looked_at = time.monotonic()
-            background.submit(self._look)
-        return self._ended
-
-    def _look(self) -> None:
-        if look(self._box).exit_code is not None:
-            self._ended = True
 
 
 class Output:

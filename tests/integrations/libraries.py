@@ -1,0 +1,23 @@
+"""Importing the libraries these tests are about."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from typing import Any
+
+import pytest
+
+
+def need(module: str, install: str) -> Any:
+    """Import ``module``, or skip the whole test file; with ``PRIZED_GYM_REQUIRE_ALL=1`` a missing one is a failure."""
+    with warnings.catch_warnings():
+        # What a library warns of while it is imported is not ours to mend.
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(module)
+        except ImportError as error:
+            if os.environ.get("PRIZED_GYM_REQUIRE_ALL") == "1":
+                raise
+            pytest.skip(f"{module} is not installed ({error}): pip install {install}", allow_module_level=True)

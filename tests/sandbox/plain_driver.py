@@ -1,0 +1,211 @@
+"""A provider for tests: a sandbox is a directory and some processes of this machine, its forks fresh starts of the same.
+
+Real servers and real sockets, but no isolation and no memory carried over: what it shows is the fleet, not the fork.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from prized_gym.channels.http import Dialed
+from prized_gym.engines.sandbox.driver import Driver, ExecResult, FileInfo, Sandbox, Shape
+from prized_gym.engines.sandbox.engine import SandboxEngine
+from prized_gym.engines.sandbox.plan import OPTIONS, Plan
+from prized_gym.errors import SandboxDiedError, SandboxError
+
+_numbers = itertools.count(1)
+ALIVE: set[PlainSandbox] = set()
+FORKS: list[int] = []
+"""How many forks each call of `fork` was asked for."""
+
+
+class PlainEngine(SandboxEngine):
+    name: ClassVar[str] = "plain"
+    options: ClassVar[Mapping[str, Any]] = OPTIONS
+
+    @classmethod
+    def check(cls) -> None:
+        """Always available."""
+
+    @classmethod
+    def driver(cls, options: Mapping[str, Any], plan: Plan | None) -> Driver:
+        return PlainDriver(8000 if plan is None else plan.port)
+
+
+class PlainDriver(Driver):
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def create(self, shape: Shape, timeout: float) -> Sandbox:
+        return PlainSandbox(self.port, dict(shape.labels), dict(shape.env_vars))
+
+    def connect(self, id: str) -> Sandbox:
+        raise SandboxError(f"no sandbox {id} is kept")
+
+
+class PlainFiles:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def upload(self, local: Any, remote: str | None = None) -> None:
+        shutil.copy(local, self.root / (remote or Path(local).name))
+
+    def download(self, remote: str, local: Any = None) -> None:
+        shutil.copy(self.root / remote, local or Path(remote).name)
+
+    def read(self, remote: str, *, max_bytes: int = 64 << 20) -> bytes:
+        data = (self.root / remote).read_bytes()
+        if len(data) > max_bytes:
+            raise SandboxError("too long")
+        return data
+
+    def write(self, remote: str, data: bytes | str) -> None:
+        path = self.root / remote
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+
+    def list(self, remote: str = ".") -> list[FileInfo]:
+        return [FileInfo(path.name, "file", 0, 0.0) for path in sorted((self.root / remote).iterdir())]
+
+    def remove(self, remote: str) -> None:
+        (self.root / remote).unlink()
+
+
+class PlainSandbox(Sandbox):
+    def __init__(self, port: int, labels: dict[str, str], env: dict[str, str]) -> None:
+        self.id = f"plain_{next(_numbers)}"
+        self.root = Path(tempfile.mkdtemp(prefix="pg-plain-"))
+        self.scratch = str(self.root / "scratch")  # type: ignore[misc]
+        self.files = PlainFiles(self.root)
+        self.labels = labels
+        self.env = env
+        self.port = port
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.own_port = probe.getsockname()[1]
+        self.started: list[str] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.connections = 0
+        self._death: str | None = None
+        self._lock = threading.Lock()
+        ALIVE.add(self)
+
+    def _own(self, cmd: str) -> str:
+        return cmd.replace(f"--port {self.port}", f"--port {self.own_port}")
+
+    def exec(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        background: bool = False,
+        on_output: Callable[[str, bytes], None] | None = None,
+        max_output: int = 4 << 20,
+    ) -> ExecResult:
+        if self._death is not None:
+            raise SandboxDiedError(f"{self.id} ended: {self._death}")
+        # The resident client takes its port as a word of its own.
+        text = cmd if isinstance(cmd, str) else shlex.join(cmd)
+        text = self._own(text).replace(f" {self.port} 2 ", f" {self.own_port} 2 ")
+        path = os.pathsep.join(sys.path)
+        variables = {**os.environ, "PYTHONPATH": path, **self.env, **(env or {})}
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", text],
+            cwd=self.root,
+            env=variables,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if background else subprocess.PIPE,
+            stderr=subprocess.DEVNULL if background else subprocess.PIPE,
+        )
+        if background:
+            self.started.append(text)
+            self.processes.append(process)
+            return ExecResult(0, "", "")
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            return ExecResult(137, out.decode(), err.decode(), timed_out=True)
+        if on_output is not None:
+            on_output("stdout", out)
+            on_output("stderr", err)
+        code = process.returncode
+        return ExecResult(code if code >= 0 else 128 - code, out.decode(errors="replace"), err.decode(errors="replace"))
+
+    def connect(self, port: int, timeout: float = 10.0) -> Dialed:
+        self.connections += 1
+        return Dialed(socket.create_connection(("127.0.0.1", self.own_port), timeout))
+
+    def fork(
+        self, n: int, *, labels: Mapping[str, str] | None = None, network: str | None = None, timeout: float = 120.0
+    ) -> list[PlainSandbox]:
+        if self._death is not None:
+            raise SandboxDiedError(f"{self.id} ended: {self._death}")
+        FORKS.append(n)
+        made: list[PlainSandbox] = []
+        for _ in range(n):
+            copy = PlainSandbox(self.port, dict(self.labels if labels is None else labels), self.env)
+            shutil.copytree(
+                self.root, copy.root, dirs_exist_ok=True, ignore=lambda _, names: [n for n in names if n == "exec"]
+            )
+            for text in self.started:
+                own = text.replace(str(self.root), str(copy.root)).replace(str(self.own_port), str(copy.own_port))
+                copy.exec(own, background=True)
+            made.append(copy)
+        if any("resident.py" in text for text in self.started):
+            for copy in made:
+                while not (copy.root / "scratch/exec/ready").exists():
+                    time.sleep(0.01)
+        return made
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        for process in self.processes:
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:
+                pass
+
+    def kill(self, reason: str) -> None:
+        """End it as its provider would."""
+        self._death = self._death or reason
+        self._signal(signal.SIGKILL)
+
+    @property
+    def death(self) -> str | None:
+        return self._death
+
+    def wait_dead(self, timeout: float) -> str | None:
+        ends = time.monotonic() + timeout
+        while self._death is None and time.monotonic() < ends:
+            time.sleep(0.01)
+        return self._death
+
+    def close(self) -> None:
+        with self._lock:
+            self.kill("closed")
+            for process in self.processes:
+                process.wait()
+            shutil.rmtree(self.root, ignore_errors=True)
+            ALIVE.discard(self)
