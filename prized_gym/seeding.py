@@ -69,16 +69,15 @@ def reseed(env: gym.Env[Any, Any], seed: int, keep_seeded: bool = False) -> None
     """
     kept = random_state(env) if keep_seeded else None
     # A root of its own: np_random is seeded with the plain seed, as env.reset(seed=seed) would.
-    source = np.random.SeedSequence([seed, _TAG])
+    source = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, _TAG])))
 
-    def draw(words: int = 4) -> int:
-        child = source.spawn(1)[0]
-        return int.from_bytes(child.generate_state(words, np.uint32).tobytes(), "little")
+    def draw() -> int:
+        return int.from_bytes(source.bytes(16), "little")
 
     random.seed(draw())
-    np.random.seed(source.spawn(1)[0].generate_state(8, np.uint32))
+    np.random.seed(np.frombuffer(source.bytes(16), np.uint32))
     torch: Any = sys.modules.get("torch")
-    torch_seed = draw(2) >> 1
+    torch_seed = draw() % (1 << 63)
     if torch is not None and hasattr(torch, "manual_seed"):
         torch.manual_seed(torch_seed)
     seen: set[int] = set()

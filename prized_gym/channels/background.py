@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-MOST_THREADS = 64
+MOST_THREADS = 256
+MOST_URGENT = 32
 _IDLE_SECONDS = 10.0
 
 
@@ -69,6 +70,8 @@ class _Background:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self.threads = Threads(MOST_THREADS)
+        # Apart, so that ending what hangs does not wait for what hangs.
+        self.urgent = Threads(MOST_URGENT)
         self.thread = threading.Thread(target=self.loop.run_forever, name="prized_gym-channels", daemon=True)
         self.thread.start()
 
@@ -91,14 +94,15 @@ def loop() -> asyncio.AbstractEventLoop:
     return _background().loop
 
 
-def submit(function: Callable[[], _T]) -> Future[_T]:
-    """Call ``function``, which may block, in a background thread."""
-    return _background().threads.submit(function)
+def submit(function: Callable[[], _T], *, urgent: bool = False) -> Future[_T]:
+    """Call ``function``, which may block, in a background thread; an ``urgent`` one must not block for long."""
+    background = _background()
+    return (background.urgent if urgent else background.threads).submit(function)
 
 
-async def in_thread(function: Callable[[], _T]) -> _T:
-    """The result of ``function``, which may block; for coroutines of the background loop."""
-    return await asyncio.wrap_future(submit(function))
+async def in_thread(function: Callable[[], _T], *, urgent: bool = False) -> _T:
+    """The result of :func:`submit`, for coroutines of the background loop."""
+    return await asyncio.wrap_future(submit(function, urgent=urgent))
 
 
 def start(coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:

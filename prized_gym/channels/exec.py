@@ -129,7 +129,8 @@ def _response(raw: bytes, what: str, limit: int, timeout: float) -> Response:
         fields: Any = json.loads(head)
         if "kind" in fields:
             kind: ErrorKind = fields["kind"] if fields["kind"] in get_args(ErrorKind) else "garbage"
-            raise ChannelError(kind, f"{what}: {_MEANING[kind]} {str(fields.get('message', ''))[:500]}".rstrip())
+            meaning = _MEANING[kind].format(limit=limit, timeout=timeout)
+            raise ChannelError(kind, f"{what}: {meaning}. {str(fields.get('message', ''))[:500]}".rstrip())
         status = fields["status"]
         headers = {str(name).lower(): str(value) for name, value in fields["headers"]}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -142,9 +143,9 @@ def _response(raw: bytes, what: str, limit: int, timeout: float) -> Response:
 
 
 _MEANING: dict[ErrorKind, str] = {
-    "refused": "nobody listens.",
-    "closed": "the connection was closed before the answer was complete.",
-    "timeout": "no answer in time.",
-    "garbage": "the answer is no HTTP.",
-    "large": "the answer has more bytes than may be read.",
+    "refused": "nobody listens",
+    "closed": "the connection was closed before the answer was complete",
+    "timeout": "no answer within {timeout:g} s",
+    "garbage": "the answer is no HTTP",
+    "large": "the answer has more than the {limit} bytes that may be read",
 }

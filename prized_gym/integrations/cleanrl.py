@@ -72,7 +72,7 @@ class LegacyInfo(gym.vector.VectorWrapper[Any, Any, Any]):
         if mode != AutoresetMode.SAME_STEP:
             raise ValueError(
                 f"LegacyInfo needs an environment with autoreset_mode='SameStep', as vector environments reset before "
-                f"Gymnasium 1.0, but {env} has {mode.value if isinstance(mode, AutoresetMode) else mode!r}"
+                f"Gymnasium 1.0, but {env} has {(mode.value if isinstance(mode, AutoresetMode) else mode)!r}"
             )
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:

@@ -74,6 +74,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm-up", metavar="MODULE:FUNCTION", help="called with the environment once it is built")
     parser.add_argument("--reset-in-base", metavar="SEED", type=int, help="reset once now; /reset with base gives that")
     parser.add_argument("--max-bytes", metavar="N", type=int, default=256 << 20, help="bounds a request and an answer")
+    parser.add_argument("--failure", metavar="FILE", help="where to write why the environment could not be built")
     return parser.parse_args(argv)
 
 
@@ -163,8 +164,10 @@ def main(argv: list[str] | None = None) -> int:
         _serve(args)
     except _Ended as ended:
         return ended.code
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
+        if args.failure:
+            Path(args.failure).write_bytes(error_answer(500, error).body)
         return 1
     return 0
 

@@ -14,9 +14,6 @@ import pytest
 from prized_gym import engines
 from prized_gym.runsc import Runsc, RunscUnavailable, close_all, list_kept
 
-SMALL = {"memory_gb": 1, "disk_gb": 0.05, "vcpu": 2, "max_runtime_min": 10, "progress": False}
-"""Options of the gvisor bases of the tests."""
-
 
 @pytest.fixture(scope="session", autouse=True)
 def plain_engine() -> Iterator[None]:

@@ -78,6 +78,7 @@ class LocalFleet(Fleet):
         self.terminations = block.terminations
         self.truncations = block.truncations
         self._copies: dict[int, _Copy] = {}
+        self._parting: list[_Copy] = []
         self._leaving: dict[int, tuple[_Copy, float]] = {}
         self._unclaimed: dict[int, Died] = {}
         self._dead: dict[int, Failure] = {}
@@ -320,6 +321,8 @@ class LocalFleet(Fleet):
                     self._tally.collect()
                 else:
                     self._drain_base()
+        if self._parting:
+            self._dismiss()
         if finished is self._everyone:
             begun[:] = self._none
         else:
@@ -454,6 +457,11 @@ class LocalFleet(Fleet):
         if died.pid in self._leaving:
             self._leaving.pop(died.pid)[0].close()
             return
+        if any(copy.pid == died.pid for copy in self._parting):
+            gone = next(copy for copy in self._parting if copy.pid == died.pid)
+            self._parting.remove(gone)
+            gone.close()
+            return
         for index, copy in list(self._copies.items()):
             if copy.pid == died.pid:
                 self._bury(index, "died", processes.describe_status(died.status))
@@ -486,8 +494,9 @@ class LocalFleet(Fleet):
         reason = f"was lost with its base: {str(self._base_error).splitlines()[0]}"
         for index in list(self._copies):
             self._bury(index, "base", reason)
-        for copy, _ in self._leaving.values():
+        for copy in (*self._parting, *(leaver for leaver, _ in self._leaving.values())):
             copy.close()
+        self._parting.clear()
         self._leaving.clear()
 
     def _check_base(self) -> None:
@@ -557,12 +566,7 @@ class LocalFleet(Fleet):
             copy = self._copies.pop(index, None)
             if copy is None:
                 continue
-            # The copy sees its socket close, closes its environment and ends.
-            copy.sock.close()
-            if copy.pid:
-                self._leaving[copy.pid] = (copy, time.monotonic() + _GRACE)
-            else:
-                copy.stderr.close()
+            self._parting.append(copy)
         for index in indices:
             self._alive_mask[index] = 0
             self._busy_view[index] = 0
@@ -570,6 +574,17 @@ class LocalFleet(Fleet):
             self._flags_view[index] = 0
             self._dead.pop(index, None)
             self.failures.pop(index, None)
+
+    def _dismiss(self) -> None:
+        """Let the copies that were replaced end: after the new ones have answered, which a caller waits for."""
+        for copy in self._parting:
+            # The copy sees its socket close, closes its environment and ends.
+            copy.sock.close()
+            if copy.pid:
+                self._leaving[copy.pid] = (copy, time.monotonic() + _GRACE)
+            else:
+                copy.stderr.close()
+        self._parting.clear()
 
     def _hurry_leavers(self) -> None:
         for pid, (_, deadline) in list(self._leaving.items()):
@@ -587,12 +602,15 @@ class LocalFleet(Fleet):
         finally:
             self._sock.close()
             for copy in self._copies.values():
-                processes.kill(copy.pid)
+                if copy.pid:
+                    processes.kill(copy.pid)
                 copy.close()
-            for copy, _ in self._leaving.values():
-                processes.kill(copy.pid)
+            for copy in (*self._parting, *(leaver for leaver, _ in self._leaving.values())):
+                if copy.pid:
+                    processes.kill(copy.pid)
                 copy.close()
             self._copies.clear()
+            self._parting.clear()
             self._leaving.clear()
             self._alive_mask[:] = self._none
             for bell in self._bells:
@@ -604,6 +622,7 @@ class LocalFleet(Fleet):
         with contextlib.suppress(PrizedGymError):
             self._drain_base()
             self._retire(list(self._copies))
+            self._dismiss()
             while self._leaving and self._base_error is None and messages.wait_readable(self._sock, deadline):
                 self._drain_base()
             for pid in self._leaving:

@@ -55,7 +55,7 @@ class Conversation:
             if given_up():
                 return False
             await asyncio.sleep(pause)
-            pause = min(0.25, pause * 1.3)
+            pause = min(0.1, pause * 1.3)
         return False
 
     async def describe(self) -> ServerDescription:

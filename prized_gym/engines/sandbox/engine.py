@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import os
 import sys
 import threading
 import time
@@ -70,6 +71,7 @@ class SandboxBase(BaseHandle):
         self._hand: Copy | None = None
         self._started = started
         self._seconds = 0.0
+        self._pid = os.getpid()
         _LIVE.add(self)
 
     def begin(self, setup: Setup, connecting: bool) -> None:
@@ -253,15 +255,15 @@ class SandboxBase(BaseHandle):
     def close(self) -> None:
         self._open = False
         _LIVE.discard(self)
-        if sys.is_finalizing():
-            # All was closed before the threads were stopped that this would wait for.
+        if sys.is_finalizing() or os.getpid() != self._pid:
+            # All was closed before the threads were stopped that this would wait for; or it is another process's.
             return
         for fleet in list(self._fleets):
             fleet.close(timeout=1.0)
         background.loop().call_soon_threadsafe(self._conversation.channel.close)
         with self._lock:
             copies, self._copies = list(self._copies.values()), {}
-        wait_for_futures([background.submit(box.close) for box in (*copies, self.box)], 15.0)
+        wait_for_futures([background.submit(box.close, urgent=True) for box in (*copies, self.box)], 15.0)
 
 
 _LIVE: weakref.WeakSet[SandboxBase] = weakref.WeakSet()
@@ -344,7 +346,7 @@ class _Commands:
 @contextlib.asynccontextmanager
 async def _awake(box: Sandbox) -> AsyncIterator[None]:
     while box.asleep:
-        await background.in_thread(box.wake)
+        await background.in_thread(box.wake, urgent=True)
     with box.hold():
         yield
 

@@ -77,7 +77,7 @@ class Watch:
             return True
         if time.monotonic() - self._looked_at > _WATCH_EVERY:
             self._looked_at = time.monotonic()
-            background.submit(self._look)
+            background.submit(self._look, urgent=True)
         return self._ended
 
     def _look(self) -> None:
@@ -92,7 +92,7 @@ async def explain(index: int, box: Sandbox, error: BaseException) -> Failure:
         return await _raised(index, where, box, error)
     kind: FailureKind = "raised"
     if isinstance(error, ChannelError) and error.kind == "timeout":
-        stacked = await background.in_thread(lambda: look(box, timeout=2.0))
+        stacked = await background.in_thread(lambda: look(box, timeout=2.0), urgent=True)
         return Failure(index, where, "timeout", f"gave no answer in time: {error}", stderr=stacked.log)
     if isinstance(error, (ChannelError, SandboxError)):
         lost = not isinstance(error, ChannelError) or error.kind in ("refused", "closed")
@@ -100,7 +100,7 @@ async def explain(index: int, box: Sandbox, error: BaseException) -> Failure:
         death = await _death(box, _DEATH if isinstance(error, SandboxDiedError) else 0.25 if lost else 0.0)
         if death is not None:
             return Failure(index, where, "died", f"ended: {death}")
-        inside = await background.in_thread(lambda: look(box, ended=lost))
+        inside = await background.in_thread(lambda: look(box, ended=lost), urgent=True)
         if lost and inside.exit_code is not None:
             reason = f"lost its server, which {describe_code(inside.exit_code)}"
             return Failure(index, where, "died", reason, stderr=inside.log)
@@ -108,7 +108,7 @@ async def explain(index: int, box: Sandbox, error: BaseException) -> Failure:
             return Failure(index, where, "unreachable", f"cannot be reached: {error}", stderr=inside.log)
         return Failure(index, where, kind, f"gave an answer that is not allowed: {error}", stderr=inside.log)
     if isinstance(error, (ProtocolError, WireError)):
-        inside = await background.in_thread(lambda: look(box))
+        inside = await background.in_thread(lambda: look(box), urgent=True)
         return Failure(index, where, kind, f"gave an answer that is not allowed: {error}", stderr=inside.log)
     # What was asked of it could not be sent, or a protocol of the user's own raised.
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -118,7 +118,7 @@ async def explain(index: int, box: Sandbox, error: BaseException) -> Failure:
 
 
 async def _raised(index: int, where: str, box: Sandbox, error: RemoteError) -> Failure:
-    log = (await background.in_thread(lambda: look(box))).log
+    log = (await background.in_thread(lambda: look(box), urgent=True)).log
     if error.type_name == "SystemExit":
         code = error.arguments[0] if error.arguments else None
         reason = f"called sys.exit({code!r:.200})"
@@ -140,4 +140,4 @@ async def _raised(index: int, where: str, box: Sandbox, error: RemoteError) -> F
 async def _death(box: Sandbox, patience: float) -> str | None:
     if box.death is not None or patience <= 0:
         return box.death
-    return await asyncio.shield(background.in_thread(lambda: box.wait_dead(patience)))
+    return await asyncio.shield(background.in_thread(lambda: box.wait_dead(patience), urgent=True))

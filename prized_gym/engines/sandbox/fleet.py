@@ -335,7 +335,9 @@ class SandboxFleet(Fleet):
             return
         for member in members:
             background.loop().call_soon_threadsafe(member.conversation.channel.close)
-        wait_for_futures([background.submit(partial(self._base.forget, member.box)) for member in members], timeout)
+        wait_for_futures(
+            [background.submit(partial(self._base.forget, each.box), urgent=True) for each in members], timeout
+        )
 
     def close(self, timeout: float | None = None) -> None:
         if self._closed:
@@ -367,7 +369,7 @@ async def _last_words(member: Member) -> tuple[str, str]:
             return ""
 
     async def log() -> str:
-        return (await background.in_thread(lambda: look(member.box, timeout=_STACK_TIMEOUT))).log
+        return (await background.in_thread(lambda: look(member.box, timeout=_STACK_TIMEOUT), urgent=True)).log
 
     text, tail = await asyncio.gather(stack(), log())
     return text, tail

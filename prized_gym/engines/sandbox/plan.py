@@ -150,7 +150,8 @@ def start_command(plan: Plan, scratch: str) -> str:
     """The shell command that runs the server to its end, its output in a file and its exit code in another."""
     start = plan.start
     if start is None:
-        start = f"exec python -m prized_gym.server --pickle {shlex.quote(scratch)}/payload --port {plan.port}"
+        payload, failure = shlex.quote(f"{scratch}/payload"), shlex.quote(f"{scratch}/failure")
+        start = f"exec python -m prized_gym.server --pickle {payload} --port {plan.port} --failure {failure}"
     directory, command = shlex.quote(scratch), shlex.quote(start)
     return (
         f"mkdir -p {directory} && if command -v bash >/dev/null; then shell=bash; else shell=sh; fi; "

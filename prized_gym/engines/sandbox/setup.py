@@ -19,8 +19,9 @@ from prized_gym.engines.sandbox.conversation import Conversation
 from prized_gym.engines.sandbox.driver import Sandbox
 from prized_gym.engines.sandbox.failures import Watch, describe_code, look
 from prized_gym.engines.sandbox.plan import Plan, start_command
-from prized_gym.errors import SandboxError, SetupError, SetupTimeoutError
+from prized_gym.errors import RemoteTraceback, SandboxError, SetupError, SetupTimeoutError
 from prized_gym.progress import waiting
+from prized_gym.protocols import GymProtocol, ProtocolError, RemoteError, Response
 from prized_gym.server import resident
 
 _T = TypeVar("_T")
@@ -131,6 +132,8 @@ class Setup:
                 raise SetupError(f"the sandbox ended while its server started: {box.death}")
             inside = look(box)
             if inside.exit_code is not None:
+                if plan.payload is not None:
+                    _raise_original(box)
                 raise SetupError(f"the server {describe_code(inside.exit_code)} before it was ready{_log(inside.log)}")
             raise SetupTimeoutError(
                 f"the server was not ready within setup_timeout={self._timeout:g} s and has been stopped"
@@ -156,6 +159,19 @@ class Setup:
         )
         if result.exit_code != 0:
             raise SetupError(f"the client inside the sandbox, a python3 program, did not start:\n{result.stderr}")
+
+
+def _raise_original(box: Sandbox) -> None:
+    """Raise what the environment's factory or ``warm_up`` raised, if the server has left word of it and it is known here."""
+    try:
+        body = box.files.read(f"{box.scratch}/failure", max_bytes=1 << 20)
+        GymProtocol().read_start(Response(500, {}, body))
+    except RemoteError as error:
+        original = error.original()
+        if original is not error:
+            raise original from RemoteTraceback(error.traceback)
+    except (OSError, SandboxError, ProtocolError):
+        pass
 
 
 class Output:

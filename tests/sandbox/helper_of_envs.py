@@ -1,0 +1,3 @@
+"""A module beside the environments."""
+
+ANSWER = 42

@@ -1,0 +1,247 @@
+"""What goes wrong with sandboxes of gVisor is the failure of one copy, is told within a deadline, and leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bad_server as bad
+import numpy as np
+import pytest
+from sandbox_options import SMALL
+
+import prized_gym
+from prized_gym.protocols import GymProtocol
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def bad_base(gvisor: str) -> Iterator[prized_gym.Base]:
+    with prized_gym.Base(
+        engine=gvisor,
+        upload={str(HERE / "bad_server.py"): "bad_server.py"},
+        start="exec python bad_server.py --port 8000",
+        ready="http://127.0.0.1:8000/health",
+        protocol=GymProtocol(max_answer_bytes=8 << 20),
+        **SMALL,
+    ) as base:
+        yield base
+
+
+@pytest.mark.parametrize("channel", ["http", "exec"])
+def test_a_bad_server_hurts_only_its_copy(gvisor: str, channel: str, bad_base: prized_gym.Base) -> None:
+    actions = [bad.FINE, bad.HUGE, bad.GARBAGE, bad.DIE, bad.HANG, bad.PICKLE, bad.SHAPE]
+    reasons = {
+        bad.HUGE: "8388608",
+        bad.GARBAGE: "no HTTP",
+        bad.DIE: "exited with code 7",
+        bad.HANG: "did not answer within 3 s",
+        bad.PICKLE: "not allowed",
+        bad.SHAPE: r"expected float32 of shape",
+    }
+    with contextlib.ExitStack() as stack:
+        base = bad_base
+        if channel == "exec":
+            base = stack.enter_context(
+                prized_gym.Base(
+                    engine=gvisor,
+                    upload={str(HERE / "bad_server.py"): "bad_server.py"},
+                    start="exec python bad_server.py --port 8000",
+                    ready="http://127.0.0.1:8000/health",
+                    protocol=GymProtocol(max_answer_bytes=8 << 20),
+                    channel="exec",
+                    **SMALL,
+                )
+            )
+        envs = prized_gym.ForkedVectorEnv(base, num_envs=len(actions), on_failure="truncate", step_timeout=3)
+        stack.callback(envs.close)
+        envs.reset(seed=0)
+        started = time.monotonic()
+        _, rewards, _, truncations, infos = envs.step(np.array(actions))
+        assert time.monotonic() - started < 15
+        assert rewards[0] == 1 and not truncations[0] and truncations[1:].all()
+        for index, action in enumerate(actions[1:], start=1):
+            assert re.search(reasons[action], infos["failure"][index]), infos["failure"][index]
+        envs.step(np.zeros(len(actions), np.int64))
+        assert (envs.step(np.zeros(len(actions), np.int64))[1] == 1).all()
+
+
+def test_a_sandbox_killed_in_mid_step(bad_base: prized_gym.Base) -> None:
+    envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=2, on_failure="truncate", step_timeout=20)
+    try:
+        envs.reset(seed=0)
+        box: Any = envs._fleet._members[1].box  # type: ignore[union-attr]
+        sentry = _sentry_of(box.id)
+        threading.Timer(0.5, os.kill, [sentry, signal.SIGKILL]).start()
+        started = time.monotonic()
+        *_, infos = envs.step([bad.FINE, bad.HANG])
+        assert time.monotonic() - started < 5
+        assert f"copy 1 (sandbox {box.id}) ended: " in infos["failure"][1]
+        envs.step([0, 0])
+        assert (envs.step([0, 0])[1] == 1).all()
+    finally:
+        envs.close()
+
+
+def _sentry_of(id: str) -> int:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if id.encode() in words and b"boot" in words:
+                    return int(entry.name)
+    raise AssertionError(f"no sentry of {id}")
+
+
+def test_disk_and_memory_run_out_in_one_copy_only(bad_base: prized_gym.Base) -> None:
+    from prized_gym.runsc import diagnose
+
+    first, second = bad_base.fork(2)
+    with first, second:
+        full = first.exec("head -c 200000000 /dev/zero > big; echo $?; rm big; echo again > small && cat small")
+        assert full.stdout == "1\nagain\n" and "No space left" in full.stderr
+        limited = next(check for check in diagnose() if check.name == "memory limit").ok
+        if limited:
+            with contextlib.suppress(prized_gym.SandboxError):
+                first.exec(["python", "-c", "x = bytearray(3 << 30); x[::4096] = b'x' * len(x[::4096])"], timeout=30)
+            ends = time.monotonic() + 10
+            while first.alive and time.monotonic() < ends:
+                time.sleep(0.05)
+            assert first.death is not None and "memory" in first.death
+        assert second.exec("echo fine").stdout == "fine\n"
+        assert second.http("/health").status == 200
+
+
+def test_a_fork_bomb_ends_with_its_copy(bad_base: prized_gym.Base) -> None:
+    first, second = bad_base.fork(2)
+    with first, second:
+        first.exec("bomb() { bomb | bomb & }; bomb", background=True)
+        time.sleep(1.0)
+        started = time.monotonic()
+        assert second.exec("echo fine").stdout == "fine\n"
+        first.close()
+        assert time.monotonic() - started < 15
+
+
+def test_many_forks_leave_nothing(bad_base: prized_gym.Base) -> None:
+    def everything() -> tuple[int, int, int]:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        boxes = sum(1 for _ in Path(os.environ["PRIZED_GYM_STORE"]).glob("m-*/boxes/*"))
+        return descriptors, boxes, threading.active_count()
+
+    envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=1)
+    for round in range(50):
+        envs.reset(seed=round)
+        if round == 4:
+            before = everything()
+    after = everything()
+    envs.close()
+    assert after[0] <= before[0] + 2 and after[1] == before[1] and after[2] <= before[2] + 4, (before, after)
+
+
+def test_an_interrupt_anywhere(bad_base: prized_gym.Base) -> None:
+    envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=2)
+    try:
+        for delay in (0.05, 0.3, 0.6):  # in the fork, after it, or in the step
+            threading.Timer(delay, os.kill, [os.getpid(), signal.SIGINT]).start()
+            with pytest.raises(KeyboardInterrupt):
+                envs.reset(seed=0)
+                envs.step([0, bad.HANG])
+        envs.reset(seed=0)
+        assert (envs.step([0, 0])[1] == 1).all()
+    finally:
+        envs.close()
+    before = _sandboxes()
+    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        prized_gym.Base(engine="gvisor", setup=["sleep 60"], **SMALL)
+    assert _sandboxes() == before
+
+
+def _sandboxes() -> set[str]:
+    return {path.name for path in Path(os.environ["PRIZED_GYM_STORE"]).glob("m-*/boxes/*")}
+
+
+TRAINER = """
+import sys, threading
+import prized_gym
+when = sys.argv[1]
+options = dict(engine="gvisor", memory_gb=1, disk_gb=0.05, progress=False)
+if when == "setup":
+    print("now", flush=True)
+    prized_gym.Base(setup=["sleep 60"], **options)
+base = prized_gym.Base("CartPole-v1", **options)
+envs = prized_gym.ForkedVectorEnv(base, num_envs=2)
+if when == "step":
+    envs.reset(seed=0)
+print("now", flush=True)
+while True:
+    envs.step([0, 0]) if when == "step" else envs.reset(seed=0)
+"""
+
+
+@pytest.mark.parametrize("when", ["setup", "fork", "step"])
+def test_nothing_outlives_a_trainer_that_is_killed(gvisor: str, when: str, tmp_path: Path) -> None:
+    store = Path(f"/var/tmp/pg-k{os.getpid()}-{when}")
+    environment = {**os.environ, "PRIZED_GYM_STORE": str(store), "PYTHONPATH": str(ROOT)}
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, when], stdout=subprocess.PIPE, env=environment, cwd=tmp_path
+    )
+    try:
+        assert trainer.stdout is not None and trainer.stdout.readline() == b"now\n"
+        time.sleep({"setup": 3.0, "fork": 0.35, "step": 0.3}[when])
+        trainer.kill()
+        trainer.wait()
+        trainer.stdout.close()
+        ends = time.monotonic() + 10
+        while (left := _left(store)) and time.monotonic() < ends:
+            time.sleep(0.05)
+        assert not left
+    finally:
+        trainer.kill()
+        shutil.rmtree(store, ignore_errors=True)
+
+
+def _left(store: Path) -> list[str]:
+    """Files in a store, and processes that name it."""
+    found = [str(path) for path in store.rglob("*") if path.name not in ("lock", "kept")]
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes()
+                if str(store).encode() in line:
+                    found.append(line.replace(b"\0", b" ").decode(errors="replace")[:200])
+    mounts = Path("/proc/self/mountinfo").read_text()
+    return found + ([mounts] if str(store) in mounts else [])
+
+
+def test_idle_copies_use_no_cpu(bad_base: prized_gym.Base) -> None:
+    envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=3)
+    try:
+        envs.reset(seed=0)
+        sentries = [_sentry_of(member.box.id) for member in envs._fleet._members.values()]  # type: ignore[union-attr]
+        time.sleep(2.0)
+        before = [_cpu(pid) for pid in sentries]
+        time.sleep(1.0)
+        assert [_cpu(pid) for pid in sentries] == before
+        assert (envs.step([0, 0, 0])[1] == 1).all()
+    finally:
+        envs.close()
+
+
+def _cpu(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
