@@ -15,6 +15,7 @@ from prized_gym import engines
 from prized_gym.engines.interface import BaseHandle, Description, Engine
 from prized_gym.errors import BaseDiedError, EngineUnavailableError
 from prized_gym.fleet import Fleet
+from prized_gym.html import table
 from prized_gym.recipe import AnyEnv, EnvFactory, Recipe, resolve
 
 if TYPE_CHECKING:
@@ -125,7 +126,6 @@ class Base:
         self._progress = progress
         self._lock = threading.Lock()
         self._kept: str | None = None
-        self._engine.check()
         self._handle: BaseHandle = self._build()
         self.closed = False
 
@@ -331,6 +331,11 @@ class Base:
     def __repr__(self) -> str:
         state = "closed" if self.closed else self._handle.where
         return f"<{type(self).__name__} of {self._name()}, engine={self.engine!r}, {state}>"
+
+    def _repr_html_(self) -> str:
+        rows = {"base": "closed" if self.closed else self._handle.where, "set up in": f"{self.setup_seconds:.3g} s"}
+        spaces = {"observation space": self.observation_space, "action space": self.action_space}
+        return table(f"{type(self).__name__} of {self._name()}", {"engine": self.engine, **rows, **spaces})
 
     def _name(self) -> str:
         if not self._recipe.sources:

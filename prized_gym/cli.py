@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _bench(words: list[str]) -> int:
     try:
-        bench = importlib.import_module("prized_gym.bench")
+        bench = importlib.import_module("prized_gym.bench.__main__")
     except ModuleNotFoundError as error:
-        if error.name != "prized_gym.bench":
+        if not (error.name or "").startswith("prized_gym.bench"):
             raise
         print("prized-gym: this installation has no benchmarks", file=sys.stderr)
         return 1

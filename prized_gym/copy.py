@@ -207,7 +207,9 @@ class Copy:
             if error.kind == "timeout":
                 raise SandboxTimeoutError(f"sandbox {self.id}: {error}") from error
             # The connection ends a moment before the news of the sandbox's death comes.
-            death = await background.in_thread(lambda: self._box.wait_dead(0.25), urgent=True) if error.kind == "closed" else None
+            death = None
+            if error.kind == "closed":
+                death = await background.in_thread(lambda: self._box.wait_dead(0.25), urgent=True)
             because = f"; the sandbox ended: {death}" if death else ""
             raise SandboxError(f"sandbox {self.id}: {error}{because}") from error
         return Answer(response.status, response.headers, response.body)

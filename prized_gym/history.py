@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prized_gym.fleet import Usage
+from prized_gym.html import table
 
 KEPT = 1000
 
@@ -38,6 +39,9 @@ class Episode(NamedTuple):
     gb_seconds: float
     cost_usd: float
     failure: str | None = None
+
+    def _repr_html_(self) -> str:
+        return table("Episode", self._asdict())
 
 
 class EpisodeLog:

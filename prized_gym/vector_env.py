@@ -29,6 +29,7 @@ from prized_gym.calls import RANDOM_STATE
 from prized_gym.errors import BaseDiedError, EpisodeOverError, Failure, InterruptedStepError
 from prized_gym.fleet import Call, Command, Fleet, Fresh, Reseed, Reset, SetAttr, Start
 from prized_gym.history import Episode, EpisodeLog
+from prized_gym.html import table
 from prized_gym.infos import merge
 from prized_gym.recipe import EnvFactory
 from prized_gym.seeding import SeedStream, fresh_entropy
@@ -1120,6 +1121,21 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         if not hasattr(self, "num_envs"):
             return f"{type(self).__name__}(closed)"
         return super().__repr__()
+
+    def _repr_html_(self) -> str:
+        if not hasattr(self, "num_envs"):
+            return table(repr(self), {})
+        rewards = [episode.reward for episode in self._log.finished]
+        rows = {
+            "base": "closed" if self.closed else repr(self.base),
+            "autoreset": self.autoreset_mode.value,
+            "fork on": self._fork_on,
+            "observation space": self.single_observation_space,
+            "action space": self.single_action_space,
+            "finished episodes": len(rewards),
+            "their mean reward": float(np.mean(rewards)) if rewards else None,
+        }
+        return table(f"{type(self).__name__}: {self.num_envs} copies", rows)
 
 
 def _take(entries: dict[int, _Entry], indices: Sequence[int]) -> dict[int, _Entry]:

@@ -19,13 +19,13 @@ from prized_gym.vector_env import ForkedVectorEnv
 
 
 class Large(gym.Env[Any, Any]):
-    """Holds ``gigabytes`` of numbers in arrays of 64 MB."""
+    """Holds a table of ``gigabytes`` of numbers."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, gigabytes: float = 2.0) -> None:
-        self._tables = [np.full(8_000_000, float(number)) for number in range(round(gigabytes * 1e9 / 64e6))]
+        self._table = np.ones(round(gigabytes * 1e9 / 8))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)

@@ -67,11 +67,11 @@ class ExecChannel(Channel):
             lane = await asyncio.wait_for(self._free.get(), timeout)
         except (TimeoutError, asyncio.TimeoutError):
             raise ChannelError("timeout", f"{name_of(request)}: no lane was free within {timeout:g} s") from None
-        try:
-            return await background.in_thread(lambda: self._ask(lane, request, limit, timeout))
-        finally:
-            # After a cancelled call it may still be in use; then the number of the next answer does not fit.
-            self._free.put_nowait(lane)
+        loop = asyncio.get_running_loop()
+        call = background.submit(lambda: self._ask(lane, request, limit, timeout))
+        # Not before the command has ended, even where nobody waits for it any more.
+        call.add_done_callback(lambda _: loop.call_soon_threadsafe(self._free.put_nowait, lane))
+        return await asyncio.wrap_future(call)
 
     async def reach(self, timeout: float) -> None:
         # The resident client knows this one: it only connects.

@@ -137,7 +137,9 @@ class ForkedVecEnv(VecEnv):
     def _batch(self, actions: Any) -> Any:
         space = self.vector_env.single_action_space
         if isinstance(space, spaces.Box):
-            return actions
+            array = np.asarray(actions)
+            # A row of numbers does for actions of one number each.
+            return array.reshape(-1, *space.shape) if array.ndim == 1 and space.shape == (1,) else array
         if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
             array = np.asarray(actions)
             if array.dtype.kind == "f":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from prized_gym.base import Base
 from prized_gym.errors import MissingExtraError
@@ -74,13 +75,7 @@ class ForkedVenv(BaseVectorEnv):
         self.is_closed = False
         self.waiting_id: list[int] = []
         self.ready_id = list(range(self.env_num))
-        self._seeds: list[int | None] = [None] * self.env_num
-        self._action_spaces = [self._own_space() for _ in range(self.env_num)]
-
-    def _own_space(self) -> gym.Space[Any]:
-        from copy import deepcopy
-
-        return deepcopy(self.vector_env.single_action_space)
+        self._action_spaces = [deepcopy(self.vector_env.single_action_space) for _ in range(self.env_num)]
 
     def reset(self, env_id: Ids = None, **kwargs: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.object_]]:
         """Reset some copies.
@@ -99,18 +94,19 @@ class ForkedVenv(BaseVectorEnv):
         seed, options = kwargs.pop("seed", None), kwargs.pop("options", None)
         if kwargs:
             raise TypeError(f"reset() got unexpected keyword arguments {', '.join(kwargs)}")
+        given = list(seed) if isinstance(seed, Iterable) else None
+        if given is not None and len(given) != len(ids):
+            raise ValueError(f"got {len(given)} seeds for {len(ids)} copies")
         seeds: list[int | None] = [None] * self.env_num
         for number, index in enumerate(ids):
-            if seed is None:
-                seeds[index], self._seeds[index] = self._seeds[index], None
-            else:
-                seeds[index] = seed[number] if isinstance(seed, Iterable) else operator.index(seed) + index
+            if seed is not None:
+                seeds[index] = given[number] if given is not None else operator.index(seed) + index
         if len(ids) < self.env_num:
             mask = np.zeros(self.env_num, dtype=np.bool_)
             mask[ids] = True
             options = {**(options or {}), "reset_mask": mask}
         observations, infos = self.vector_env.reset(seed=seeds, options=options)
-        every = list(iterate(self.vector_env.observation_space, observations))
+        every = self._split(observations, self.env_num)
         return self._stack([every[index] for index in ids]), _objects([infos[index] for index in ids])  # type: ignore[index]
 
     def step(self, action: Any, id: Ids = None) -> tuple[Any, Any, Any, Any, Any]:
@@ -151,34 +147,28 @@ class ForkedVenv(BaseVectorEnv):
         return actions
 
     def _split(self, observations: Any, count: int) -> list[Any]:
-        from gymnasium.vector.utils import batch_space
-
         return list(iterate(batch_space(self.vector_env.single_observation_space, count), observations))
 
     def _stack(self, observations: list[Any]) -> npt.NDArray[Any]:
         return _objects(observations) if isinstance(observations[0], dict) else np.stack(observations)
 
     def seed(self, seed: int | list[int] | None = None) -> list[list[int] | None]:
-        """Seed the action spaces at once, and the copies at their next reset.
+        """Seed the action spaces, and the copies, which are reset for that, as Tianshou's own are.
 
         Args:
-            seed: an int s (copy i gets ``s + i``), or one per copy.
+            seed: an int s (copy i gets ``s + i``), one per copy, or None, which changes nothing.
 
         Returns:
             The seeds, each a list of one, or None.
         """
         self._assert_is_not_closed()
         if seed is None:
-            self._seeds = [None] * self.env_num
-        elif isinstance(seed, Iterable):
-            self._seeds = [operator.index(one) for one in seed]
-        else:
-            self._seeds = [operator.index(seed) + index for index in range(self.env_num)]
-        if len(self._seeds) != self.env_num:
-            raise ValueError(f"got {len(self._seeds)} seeds for {self.env_num} copies")
-        for space, one in zip(self._action_spaces, self._seeds, strict=True):
+            return [None] * self.env_num
+        seeds = list(seed) if isinstance(seed, Iterable) else [seed + index for index in range(self.env_num)]
+        self.reset(seed=seeds)
+        for space, one in zip(self._action_spaces, seeds, strict=True):
             space.seed(one)
-        return [None if one is None else [one] for one in self._seeds]
+        return [[one] for one in seeds]
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
         """The attribute of each environment, or of the wrapper of it that has one."""

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -135,10 +135,13 @@ class Maker:
             if self._users == 0 and os.getpid() == self.pid and _makers.get(self.runsc.path) is self:
                 self.close()
 
-    def root(self, source: Path | None = None) -> Path:
-        """A root directory for sandboxes: one made here, or a copy of a kept one's."""
+    def root(self, source: Path | None = None, mounts: Iterable[str] = ()) -> Path:
+        """A root directory for sandboxes: one made here for those that have `mounts`, or a copy of a kept one's.
+
+        runsc makes the places to mount on in it, and what is bound in one sandbox must leave no trace in another.
+        """
         with _lock:
-            key = str(source or "")
+            key = str(source or sorted(mounts))
             if key not in self._roots:
                 root = self.directory / "roots" / str(len(self._roots))
                 if source is None:

@@ -105,6 +105,18 @@ def test_takes_the_place_of_the_class_in_make_vec_env() -> None:
     envs.close()
 
 
+def test_an_id_that_only_this_process_knows() -> None:
+    gym.register("OnlyHere-v0", entry_point=lambda **kwargs: Walk(limit=3, **kwargs), max_episode_steps=2)
+    try:
+        envs = make_vec_env("OnlyHere-v0", n_envs=2, vec_env_cls=ForkedVecEnv)
+        envs.reset()
+        envs.step([0, 1])
+        assert envs.step([0, 1])[2].all()
+        envs.close()
+    finally:
+        del gym.registry["OnlyHere-v0"]
+
+
 @pytest.mark.parametrize("option", ["autoreset_mode", "copy", "nonsense"])
 def test_refuses_options_that_make_no_sense(option: str) -> None:
     with pytest.raises(TypeError, match=option):
@@ -152,6 +164,11 @@ def test_every_action_space(make: Make, action: str) -> None:
     for _ in range(20):
         actions = [ours.action_space.sample() for _ in range(2)]
         equal(ours.step(actions)[:3], theirs.step(actions)[:3])
+    if action == "box":
+        ours.reset()
+        ours.step(np.array([0.5, -0.5]))
+        assert [list(one) for one in ours.get_attr("action")] == [[0.5], [-0.5]]
+        return
     equal(ours.get_attr("action"), theirs.get_attr("action"))
 
 

@@ -120,8 +120,9 @@ def test_what_the_environment_raises_arrives() -> None:
         envs.close()
 
 
-def test_a_copy_that_hangs_is_ended_with_its_stack() -> None:
-    envs = make(Faulty, 2, step_timeout=1.0)
+@pytest.mark.parametrize("channel", ["http", "exec"])
+def test_a_copy_that_hangs_is_ended_with_its_stack(channel: str) -> None:
+    envs = make(Faulty, 2, step_timeout=1.0, channel=channel)
     try:
         envs.reset(seed=0)
         started = time.monotonic()

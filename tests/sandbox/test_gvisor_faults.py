@@ -215,9 +215,44 @@ def test_nothing_outlives_a_trainer_that_is_killed(gvisor: str, when: str, tmp_p
         shutil.rmtree(store, ignore_errors=True)
 
 
+def test_a_script_that_closes_nothing_ends_at_once(gvisor: str, tmp_path: Path) -> None:
+    store = Path(f"/var/tmp/pg-f{os.getpid()}")
+    program = """
+import threading, time
+import prized_gym
+base = prized_gym.Base("CartPole-v1", engine="gvisor", memory_gb=1, disk_gb=0.05, progress=False)
+envs = prized_gym.ForkedVectorEnv(base, num_envs=2)
+envs.reset(seed=0)
+(copy,) = base.fork()
+def hang():
+    try:
+        copy.exec("sleep 1000")
+    except prized_gym.SandboxDiedError:
+        pass
+threading.Thread(target=hang, daemon=True).start()
+time.sleep(0.3)
+print(time.time())
+"""
+    environment = {**os.environ, "PRIZED_GYM_STORE": str(store), "PYTHONPATH": str(ROOT)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, env=environment, timeout=60
+        )
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        assert time.time() - float(done.stdout) < 5
+        assert not _left(store)
+    finally:
+        shutil.rmtree(store, ignore_errors=True)
+
+
 def _left(store: Path) -> list[str]:
     """Files in a store, and processes that name it."""
-    found = [str(path) for path in store.rglob("*") if path.name not in ("lock", "kept")]
+    found = [
+        os.path.join(directory, name)
+        for directory, directories, files in os.walk(store)  # which does not mind what vanishes meanwhile
+        for name in (*directories, *files)
+        if name not in ("lock", "kept")
+    ]
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):

@@ -121,6 +121,7 @@ class CopyProcess:
         self.index = index
         self._sock = sock
         self._write = self._block.observations.writer(index)
+        self._read = self._block.actions.reader(index)
         moved = None
         if self._view is not None:
             before = self._view.root
@@ -185,9 +186,8 @@ class CopyProcess:
 
     def _step(self, then_reset: bool, payload: bytes) -> Answer | None:
         block, index = self._block, self.index
-        actions = block.actions
-        objects = pickle.loads(payload) if payload else ()
-        observation, reward, terminated, truncated, info = self._env.step(actions.join(actions.read(index), objects))
+        action = self._read(pickle.loads(payload) if payload else ())
+        observation, reward, terminated, truncated, info = self._env.step(action)
         block.rewards[index] = reward
         block.terminations[index] = terminated
         block.truncations[index] = truncated

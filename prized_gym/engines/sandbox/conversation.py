@@ -13,6 +13,7 @@ from prized_gym.fleet import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
 from prized_gym.protocols import Protocol, Request, Response, ServerDescription, StepAnswer
 
 _READY_TIMEOUT = 5.0
+_BASE_RESET_TIMEOUT = 600.0
 _READY_EVERY = 0.02
 
 
@@ -62,7 +63,9 @@ class Conversation:
         return self.protocol.read_describe(await self._maybe(self.protocol.describe()))
 
     async def reset_base(self, seed: int | None) -> None:
-        self.protocol.read_reset_base(await self.ask(self.protocol.reset_base(seed)))
+        request = self.protocol.reset_base(seed)
+        # What takes long is done in the base so that it is done once.
+        self.protocol.read_reset_base(await self.ask(request, max(self.timeout, _BASE_RESET_TIMEOUT)))
 
     async def step(self, action: Any, then_reset: bool, timeout: float | None) -> StepAnswer:
         """A step, and where it ends the episode and ``then_reset`` is set, a reset too."""

@@ -289,11 +289,14 @@ class SandboxEngine(Engine):
     @classmethod
     @abstractmethod
     def driver(cls, options: Mapping[str, Any], plan: Plan | None) -> Driver:
-        """What makes the sandboxes; without a plan it only has to connect."""
+        """What makes the sandboxes; without a plan it only has to connect.
+
+        Raises:
+            EngineUnavailableError: it cannot be used here.
+        """
 
     @classmethod
     def build(cls, recipe: Recipe, options: Mapping[str, Any], timeout: float | None, progress: bool) -> SandboxBase:
-        cls.check()
         plan = make_plan(recipe, options, cls.reachable)
         driver = cls.driver(options, plan)
         setup, started = Setup(timeout, progress), time.monotonic()
@@ -305,7 +308,6 @@ class SandboxEngine(Engine):
 
     @classmethod
     def connect(cls, id: str, options: Mapping[str, Any], timeout: float | None, progress: bool) -> SandboxBase:
-        cls.check()
         started = time.monotonic()
         box = cls.driver(options, None).connect(id)
         try:

@@ -1,0 +1,26 @@
+"""What notebooks show for the library's objects: a title and a small table, safe whatever the values hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+_LONGEST = 200
+
+
+def table(title: str, rows: Mapping[str, Any]) -> str:
+    """A title over a table of names and values; a value that is None is left out."""
+    body = "".join(
+        f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{_cell(value)}</td></tr>'
+        for name, value in rows.items()
+        if value is not None
+    )
+    return f"<div><b>{escape(title)}</b><table>{body}</table></div>"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        value = f"{value:.3g}"
+    text = str(value)
+    return escape(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")

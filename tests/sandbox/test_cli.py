@@ -1,0 +1,59 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from prized_gym import cli
+from prized_gym.runsc import RunscUnavailable
+
+
+def test_the_doctor_says_what_runs_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "inline", "local"]) == 0
+    assert capsys.readouterr().out == "inline: can run here\nlocal: can run here\n"
+    assert cli.main(["doctor", "nowhere"]) == 2
+    assert "the engines are inline, local, gvisor" in capsys.readouterr().err
+
+
+def test_the_doctor_says_how_to_get_runsc() -> None:
+    environment = {**os.environ, "RUNSC": "/nowhere/runsc"}
+    done = subprocess.run(
+        [sys.executable, "-m", "prized_gym.cli", "doctor", "gvisor"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "gvisor: cannot run here" in done.stdout and "no executable runsc at /nowhere/runsc" in done.stdout
+    assert "get_runsc.py" in done.stdout
+
+
+def test_the_doctor_of_a_machine_that_has_it(gvisor: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", gvisor]) == 0
+    out = capsys.readouterr().out
+    assert "gvisor: can run here" in out and "ok       runsc:" in out and "memory limit" in out
+
+
+def test_an_engine_that_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import prized_gym
+
+    def missing(path: object = None) -> None:
+        raise RunscUnavailable("no runsc on PATH, and RUNSC is not set", "Do this.")
+
+    monkeypatch.setattr("prized_gym.runsc.Runsc.find", missing)
+    with pytest.raises(prized_gym.EngineUnavailableError, match=r"no runsc on PATH[\s\S]*Do this[\s\S]*engine='local'"):
+        prized_gym.Base("CartPole-v1", engine="gvisor")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("prized_gym.bench") is None, reason="there are no benchmarks")
+def test_bench_is_handed_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "prized_gym.cli", "bench", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "usage" in done.stdout
