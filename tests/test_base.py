@@ -250,6 +250,22 @@ def test_no_fork_no_local_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     envs.close()
 
 
+def test_a_system_without_fork_gets_a_clear_word() -> None:
+    script = (
+        "import os, sys, select\n"
+        "for name in ('fcntl', 'resource', 'termios', 'pwd'): sys.modules[name] = None\n"
+        "del os.fork, select.poll, select.epoll\n"
+        "import prized_gym\n"
+        "try: prized_gym.ForkedVectorEnv('CartPole-v1', engine='local')\n"
+        "except prized_gym.EngineUnavailableError as error: print(error)\n"
+        "envs = prized_gym.ForkedVectorEnv('CartPole-v1', engine='inline')\n"
+        "envs.reset(seed=0); envs.step([0]); envs.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    assert "cannot. Use engine='inline'" in done.stdout
+
+
 def test_equal_specs_share_a_base() -> None:
     a = ForkedVectorEnv("CartPole-v1", num_envs=2)
     b = ForkedVectorEnv("CartPole-v1", num_envs=3)

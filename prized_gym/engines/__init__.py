@@ -9,7 +9,7 @@ from prized_gym.engines.interface import Engine
 
 ENGINES = {
     "inline": "prized_gym.engines.inline:InlineEngine",
-    "local": "prized_gym.engines.local.engine:LocalEngine",
+    "local": "prized_gym.engines.local:LocalEngine",
     "gvisor": "prized_gym.engines.gvisor:GvisorEngine",
 }
 """Each engine by name; a new one is a line here."""

@@ -10,14 +10,12 @@ so that a server that hangs can still be asked where.
 """
 
 import base64
-import errno
 import http.client
 import json
 import os
 import socket
 import sys
 import threading
-import time
 
 INLINE = 1000
 """Characters up to which an answer goes through the pipe, from which a shell reads byte by byte."""
@@ -26,12 +24,10 @@ PRINTED = 1 << 20
 """Characters up to which an answer is printed by the command; longer ones stay in a file for the host to fetch."""
 
 CALL = (
-    'printf "%s\\n" "$1" >"$0.in" && read -r answer <"$0.out" && '
-    'case $answer in *" <"*) exec cat "${answer#*<}";; *) printf "%s\\n" "$answer";; esac'
+    'printf "%s\\n" "$1" >"$0.in" && while read -r answer; do case $answer in '
+    '"${1%% *} <"*) exec cat "${answer#*<}";; "${1%% *} "*) printf "%s\\n" "$answer"; exit 0;; esac; done <"$0.out"; exit 1'
 )
-"""The command: `sh -c CALL DIRECTORY/LANE REQUEST`."""
-
-_READER_SECONDS = 5.0
+"""The command: `sh -c CALL DIRECTORY/LANE REQUEST`. It skips answers to commands that were killed before they read them."""
 
 
 class Lane:
@@ -45,8 +41,9 @@ class Lane:
             if os.path.exists(path + name):
                 os.unlink(path + name)
             os.mkfifo(path + name, 0o600)
-        # Open for both, so that it has no end when a command closes it.
+        # Open for both, so that neither has an end when a command closes it, or finds one when it opens it.
         self.requests = os.open(path + ".in", os.O_RDWR)
+        self.answers = os.open(path + ".out", os.O_RDWR | os.O_NONBLOCK)
 
     def run(self) -> None:
         pending = b""
@@ -120,20 +117,12 @@ class Lane:
             with open(self.path + ".answer", "w") as file:
                 file.write(text + "\n")
             text = number + " <" + self.path + ".answer"
-        ends = time.monotonic() + _READER_SECONDS
-        while True:
-            try:
-                pipe = os.open(self.path + ".out", os.O_WRONLY | os.O_NONBLOCK)
-                break
-            except OSError as error:
-                # The command has not come to its second half, or was killed before it.
-                if error.errno != errno.ENXIO or time.monotonic() > ends:
-                    raise
-                time.sleep(0.0005)
         try:
-            os.write(pipe, text.encode() + b"\n")
-        finally:
-            os.close(pipe)
+            os.write(self.answers, text.encode() + b"\n")
+        except BlockingIOError:
+            # Full of answers that nobody has read.
+            os.read(self.answers, 1 << 20)
+            os.write(self.answers, text.encode() + b"\n")
 
 
 def kind(error: Exception) -> str:

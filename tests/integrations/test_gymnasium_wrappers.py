@@ -10,7 +10,7 @@ import gymnasium as gym
 import gymnasium.wrappers.vector as wrappers
 import numpy as np
 import pytest
-from libraries import need
+from libraries import need_here
 from training_envs import Walk
 
 import prized_gym
@@ -125,7 +125,7 @@ def test_record_episode_statistics_with_masks(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
 def test_record_video(tmp_path: Path, mode: str) -> None:
-    need("moviepy", "moviepy")
+    need_here("moviepy", "moviepy")
     envs = wrappers.RecordVideo(
         prized_gym.ForkedVectorEnv(discrete, 2, autoreset_mode=mode),
         str(tmp_path / "videos"),

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from libraries import need
+from libraries import need, need_here
 from training_envs import Loud, Slow, Walk, bare_walk, cart, loud_walk, louder_walk
 
 torch = need("torch", "torch")
@@ -389,7 +389,7 @@ def test_vec_transpose_image_and_extract_dict(make: Make) -> None:
 
 
 def test_vec_video_recorder(make: Make, tmp_path: Path) -> None:
-    need("moviepy", "moviepy")
+    need_here("moviepy", "moviepy")
     envs = VecVideoRecorder(
         make(walk(render_mode="rgb_array"), 2), str(tmp_path), lambda step: step == 0, video_length=5, name_prefix="walk"
     )
@@ -552,7 +552,7 @@ def test_training_and_evaluation_fork_one_base(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:rich is experimental")
 def test_progress_bar(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
-    need("rich", "prized-gym[sb3]")
+    need_here("rich", "prized-gym[sb3]")
     fast_ppo(make("CartPole-v1", 2)).learn(64, progress_bar=True)
     assert "64/64" in capfd.readouterr().out
 

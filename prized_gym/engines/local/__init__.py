@@ -1,1 +1,41 @@
 """The local engine: a base process, forked copy-on-write into one process per copy."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from prized_gym.engines.interface import BaseHandle, Engine
+from prized_gym.errors import EngineUnavailableError, SetupError
+from prized_gym.recipe import Recipe
+
+
+class LocalEngine(Engine):
+    """Bases are processes of this machine, copies their forks."""
+
+    name: ClassVar[str] = "local"
+    options: ClassVar[Mapping[str, Any]] = {"allow_threads": False, "workdir": None}
+
+    @classmethod
+    def check(cls) -> None:
+        if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
+            raise EngineUnavailableError(
+                f"the local engine forks processes, which {sys.platform} cannot. Use engine='inline': the copies live in this "
+                "process, each built anew."
+            )
+
+    @classmethod
+    def build(cls, recipe: Recipe, options: Mapping[str, Any], timeout: float | None, progress: bool) -> BaseHandle:
+        cls.check()
+        # Imported where it is known to work: not every system has what a base process needs.
+        from prized_gym.engines.local.engine import LocalBase
+
+        workdir = options["workdir"]
+        if workdir is not None:
+            workdir = os.path.realpath(os.fspath(workdir))
+            if not os.path.isdir(workdir):
+                raise SetupError(f"workdir {workdir!r} is not a directory")
+        return LocalBase(recipe, bool(options["allow_threads"]), workdir, timeout, progress)

@@ -13,21 +13,18 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
 
 import cloudpickle
 
 from prized_gym.channels import bells, messages
 from prized_gym.channels.shared_memory import Block
-from prized_gym.engines.interface import BaseHandle, Description, Engine
+from prized_gym.engines.interface import BaseHandle, Description
 from prized_gym.engines.local import base_process, copy_process, forking, processes
 from prized_gym.engines.local.fleet import LocalFleet
 from prized_gym.engines.local.output import Stream
 from prized_gym.errors import (
     BaseDiedError,
-    EngineUnavailableError,
     RemoteTraceback,
     SetupError,
     SetupTimeoutError,
@@ -36,31 +33,6 @@ from prized_gym.progress import waiting
 from prized_gym.recipe import Recipe
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
-
-
-class LocalEngine(Engine):
-    """Bases are processes of this machine, copies their forks."""
-
-    name: ClassVar[str] = "local"
-    options: ClassVar[Mapping[str, Any]] = {"allow_threads": False, "workdir": None}
-
-    @classmethod
-    def check(cls) -> None:
-        if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
-            raise EngineUnavailableError(
-                f"the local engine forks processes, which {sys.platform} cannot. Use engine='inline' (the copies live in "
-                "this process, each built anew), or engine='prized' (forks of microVMs, from any system)."
-            )
-
-    @classmethod
-    def build(cls, recipe: Recipe, options: Mapping[str, Any], timeout: float | None, progress: bool) -> BaseHandle:
-        cls.check()
-        workdir = options["workdir"]
-        if workdir is not None:
-            workdir = os.path.realpath(os.fspath(workdir))
-            if not os.path.isdir(workdir):
-                raise SetupError(f"workdir {workdir!r} is not a directory")
-        return LocalBase(recipe, bool(options["allow_threads"]), workdir, timeout, progress)
 
 
 class LocalBase(BaseHandle):

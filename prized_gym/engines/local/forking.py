@@ -168,13 +168,16 @@ def _open_paths() -> list[str]:
 
 
 def _stop_tqdm_monitor() -> None:
-    tqdm: Any = sys.modules.get("tqdm")
-    monitor = getattr(getattr(tqdm, "tqdm", None), "monitor", None)
-    if monitor is not None:
-        with contextlib.suppress(Exception):
-            monitor.exit()
-            tqdm.tqdm.monitor = None
-            tqdm.tqdm.monitor_interval = 0
+    """End the thread of tqdm's that watches over progress bars: it does nothing that a copy needs.
+
+    Found among the threads: the class whose bar started it, such as tqdm.auto's, holds it, not tqdm's own.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "tqdm_monitor" and hasattr(thread, "tqdm_cls"):
+            with contextlib.suppress(Exception):
+                thread.tqdm_cls.monitor_interval = 0
+                thread.tqdm_cls.monitor = None
+                thread.exit()  # type: ignore[attr-defined]
 
 
 def _python_threads() -> list[str]:

