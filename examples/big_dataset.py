@@ -36,7 +36,9 @@ class Table(gym.Env[np.ndarray, int]):
     def pid(self) -> int:
         return os.getpid()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.row = int(self.np_random.integers(len(self.table) - 1001))
         self.last = self.row + 1000
@@ -100,5 +102,9 @@ if __name__ == "__main__":
     alone = memory_gb(alone_env.call("pid")[0])
     alone_env.close()
 
-    print(f"memory: {everything:.2f} GB for the base and {args.copies} copies, each copy's share {np.mean(shares):.3f} GB")
-    print(f"one process that loads the table by itself holds {alone:.2f} GB; {args.copies} of those: {alone * args.copies:.1f} GB")
+    print(
+        f"memory: {everything:.2f} GB for the base and {args.copies} copies, each copy's share {np.mean(shares):.3f} GB"
+    )
+    print(
+        f"one process that loads the table by itself holds {alone:.2f} GB; {args.copies} of those: {alone * args.copies:.1f} GB"
+    )

@@ -126,7 +126,9 @@ if __name__ == "__main__":
         if returns and (update % 10 == 9 or update == updates - 1):
             done = (update + 1) * args.rollout * args.copies
             rate = done / (time.perf_counter() - started)
-            print(f"{done:7d} steps  mean return of the last 20 episodes {np.mean(returns[-20:]):6.1f}  {rate:6.0f} steps/s")
+            print(
+                f"{done:7d} steps  mean return of the last 20 episodes {np.mean(returns[-20:]):6.1f}  {rate:6.0f} steps/s"
+            )
 
     if returns:
         print(f"{len(returns)} episodes; the last 20 had a mean return of {np.mean(returns[-20:]):.1f}")

@@ -74,7 +74,9 @@ for _ in range(STEPS):
     observations, rewards, terminations, truncations, infos = envs.step(rng.integers(0, 4, COPIES))
     total += rewards
 seconds = time.perf_counter() - started
-print(f"stepped  {STEPS * COPIES} steps at {STEPS * COPIES / seconds:,.0f} a second, {len(envs.history())} episodes finished")
+print(
+    f"stepped  {STEPS * COPIES} steps at {STEPS * COPIES / seconds:,.0f} a second, {len(envs.history())} episodes finished"
+)
 
 envs.close()
 base.close()
@@ -82,5 +84,7 @@ base.close()
 started = time.perf_counter()
 Maze()
 anew = time.perf_counter() - started
-print(f"saved    building Maze() takes {anew:.2f} s: {COPIES} copies, {RESETS} times, would have cost {anew * COPIES * RESETS:.0f} s;")
+print(
+    f"saved    building Maze() takes {anew:.2f} s: {COPIES} copies, {RESETS} times, would have cost {anew * COPIES * RESETS:.0f} s;"
+)
 print(f"         warming and forking took {warmed + sum(times):.2f} s")

@@ -28,7 +28,9 @@ if __name__ == "__main__":
     parser.add_argument("--copies", type=int, default=8, help="how many copies to train on")
     parser.add_argument("--steps", type=int, default=20_000, help="how many steps to train, over all copies")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compare-steps", type=int, default=500, help="how many steps of each copy to compare speeds by")
+    parser.add_argument(
+        "--compare-steps", type=int, default=500, help="how many steps of each copy to compare speeds by"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)  # small networks are faster on one thread
 

@@ -25,7 +25,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is in the package: nev
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # no threads in a process that is to be forked
 
 SENTENCES = ["a dog runs on the beach", "the rocket flies to the moon", "she plays music in the old church"]
-WORDS = "dog cat runs sleeps beach moon rocket flies plays music church old house river she we the on to in".split()
+WORDS = ["dog", "cat", "runs", "sleeps", "beach", "moon", "rocket", "flies", "plays", "music", "church", "old", "house"]
+WORDS += ["river", "she", "we", "the", "on", "to", "in"]
 
 
 class Compose(gym.Env[np.ndarray, int]):
@@ -48,7 +49,9 @@ class Compose(gym.Env[np.ndarray, int]):
     def embed(self, text: str) -> np.ndarray:
         return self.model.encode(text, normalize_embeddings=True, show_progress_bar=False)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.words: list[str] = []
         self.goal = self.embed(SENTENCES[self.np_random.integers(len(SENTENCES))])
@@ -60,7 +63,13 @@ class Compose(gym.Env[np.ndarray, int]):
         meaning = self.embed(" ".join(self.words))
         before, self.score = self.score, float(meaning @ self.goal)
         over = len(self.words) == 8
-        return np.stack([meaning, self.goal]).clip(-1, 1), self.score - before, over, False, {"text": " ".join(self.words)}
+        return (
+            np.stack([meaning, self.goal]).clip(-1, 1),
+            self.score - before,
+            over,
+            False,
+            {"text": " ".join(self.words)},
+        )
 
 
 def descendants() -> list[int]:
@@ -127,4 +136,6 @@ if __name__ == "__main__":
     print(f"{args.copies} environments built apart (AsyncVectorEnv):")
     print(f"  ready after {built + first:6.1f} s, {apart:5.2f} GB, {rate:5.0f} steps/s")
     many.close()
-    print(f"forks were ready {(built + first) / forked_total:.1f} times sooner, in {apart / forked:.1f} times less memory")
+    print(
+        f"forks were ready {(built + first) / forked_total:.1f} times sooner, in {apart / forked:.1f} times less memory"
+    )

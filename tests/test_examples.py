@@ -28,10 +28,8 @@ def run(name: str, *arguments: str, timeout: float = 110) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["sb3_ppo.py", "cleanrl_ppo.py", "warm_model.py", "big_dataset.py"])
+@pytest.mark.parametrize("name", ["warm_model.py", "big_dataset.py"])
 def test_help(name: str) -> None:
-    for module in {"sb3_ppo.py": ["stable_baselines3"], "cleanrl_ppo.py": ["torch"]}.get(name, []):
-        need_here(module, module)
     assert "--copies" in run(name, "--help")
 
 
@@ -44,13 +42,13 @@ def test_sb3_ppo() -> None:
 
 def test_cleanrl_ppo_learns() -> None:
     need_here("torch", "torch")
-    said = run("cleanrl_ppo.py")
+    said = run("cleanrl_ppo.py", "--steps", "25000")
     assert float(re.findall(r"mean return of (\d+\.\d)", said)[-1]) >= 195
 
 
 def test_cleanrl_ppo_with_a_fork_per_episode() -> None:
     need_here("torch", "torch")
-    said = run("cleanrl_ppo.py", "--env", "Acrobot-v1", "--fork-on", "episode", "--copies", "2", "--steps", "1100")
+    said = run("cleanrl_ppo.py", "--fork-on", "episode", "--copies", "2", "--steps", "600")
     assert re.search(r"^\d+ episodes", said, re.MULTILINE)
 
 
@@ -65,7 +63,9 @@ def test_warm_model() -> None:
 def test_big_dataset() -> None:
     said = run("big_dataset.py", "--gigabytes", "0.2", "--copies", "6", "--steps", "50")
     held = float(re.findall(r"memory: (\d+\.\d+) GB", said)[0])
-    alone, all_alone = (float(number) for number in re.findall(r"by itself holds (\d+\.\d+) GB; 6 of those: (\d+\.\d+)", said)[0])
+    alone, all_alone = (
+        float(number) for number in re.findall(r"by itself holds (\d+\.\d+) GB; 6 of those: (\d+\.\d+)", said)[0]
+    )
     assert alone > 0.2
     assert held < all_alone / 2
 
@@ -102,7 +102,7 @@ class TestNotebooks:
         assert "8 copies" in pages[1]
         assert "Episode" in pages[2]
         said = "".join(output.get("text", "") for output in outputs)
-        assert "interrupted after some steps" in said
+        assert "interrupted\n" in said
         assert "and back at [1 1]" in said
         assert any("image/png" in output["data"] for output in outputs if "data" in output)
 
@@ -134,7 +134,9 @@ class TestNotebooks:
         threading.Thread(target=press, daemon=True).start()
         runner.execute()
         assert pressed.is_set()
-        assert [output.get("ename") for output in notebook.cells[1].outputs if "ename" in output] == ["KeyboardInterrupt"]
+        assert [output.get("ename") for output in notebook.cells[1].outputs if "ename" in output] == [
+            "KeyboardInterrupt"
+        ]
         assert notebook.cells[2].outputs[-1]["text"] == "(4, 4)\n"
 
 

@@ -66,7 +66,9 @@ class LegacyInfo(gym.vector.VectorWrapper[Any, Any, Any]):
                 )
             env = ForkedVectorEnv(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
         elif num_envs is not None or options:
-            raise TypeError("num_envs and options belong to a vector environment that LegacyInfo makes, not to one given")
+            raise TypeError(
+                "num_envs and options belong to a vector environment that LegacyInfo makes, not to one given"
+            )
         super().__init__(env)
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.SAME_STEP:

@@ -149,7 +149,8 @@ class ForkedVecEnv(VecEnv):
             return array
         if len(actions) != self.num_envs:
             raise ValueError(f"actions must hold {self.num_envs} actions, one per copy, got {len(actions)}")
-        return concatenate(space, actions, create_empty_array(space, self.num_envs))
+        out: Any = create_empty_array(space, self.num_envs)
+        return concatenate(space, actions, out)
 
     def step_wait(self) -> tuple[Any, npt.NDArray[np.float32], npt.NDArray[np.bool_], list[dict[str, Any]]]:
         """Finish the step that :meth:`step_async` began; copies whose episode ended are reset in it.
@@ -203,7 +204,9 @@ class ForkedVecEnv(VecEnv):
         targets = self._targets(indices)
         self.vector_env.set_attr_some(targets, attr_name, [value] * len(targets))
 
-    def env_method(self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any) -> list[Any]:
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
+    ) -> list[Any]:
         """Call a method of the environments; what it changes lasts until the copy is forked anew.
 
         Args:
@@ -217,7 +220,9 @@ class ForkedVecEnv(VecEnv):
         """
         return self._call(indices, method_name, method_args, method_kwargs)
 
-    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: Indices = None) -> list[bool]:
+    def env_is_wrapped(
+        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: Indices = None
+    ) -> list[bool]:
         """Whether each environment is wrapped in ``wrapper_class`` or a subclass of it."""
         name = class_name(wrapper_class)
         chains = self._call(indices, CLASSES)
@@ -237,7 +242,7 @@ class ForkedVecEnv(VecEnv):
         if hasattr(indices, "__index__") and not (isinstance(indices, np.ndarray) and indices.ndim):
             indices = [operator.index(indices)]  # type: ignore[arg-type]
         targets: list[int] = []
-        for item in indices:  # type: ignore[union-attr]
+        for item in indices:
             index = operator.index(item)
             if not -self.num_envs <= index < self.num_envs:
                 raise IndexError(f"there is no copy {index}: num_envs={self.num_envs}")
@@ -258,4 +263,3 @@ class ForkedVecEnv(VecEnv):
 
     def __repr__(self) -> str:
         return f"<ForkedVecEnv of {self.vector_env!r}>"
-

@@ -143,7 +143,8 @@ class ForkedVenv(BaseVectorEnv):
     def _batch(self, actions: Any) -> Any:
         space = self.vector_env.single_action_space
         if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
-            return concatenate(space, list(actions), create_empty_array(space, len(actions)))
+            out: Any = create_empty_array(space, len(actions))
+            return concatenate(space, list(actions), out)
         return actions
 
     def _split(self, observations: Any, count: int) -> list[Any]:

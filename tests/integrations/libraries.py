@@ -29,4 +29,6 @@ def _import(module: str, install: str, allow_module_level: bool) -> Any:
         except ImportError as error:
             if os.environ.get("PRIZED_GYM_REQUIRE_ALL") == "1":
                 raise
-            pytest.skip(f"{module} is not installed ({error}): pip install {install}", allow_module_level=allow_module_level)
+            pytest.skip(
+                f"{module} is not installed ({error}): pip install {install}", allow_module_level=allow_module_level
+            )

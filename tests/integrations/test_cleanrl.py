@@ -82,7 +82,7 @@ def test_what_gymnasiums_wrapper_does_not_pass_on() -> None:
     envs.single_observation_space.dtype = np.float64
     assert envs.reset(seed=1)[0].dtype == np.float32
     with pytest.raises(AttributeError):
-        envs._nonsense  # noqa: B018
+        envs._nonsense
     envs.close()
 
 

@@ -52,7 +52,9 @@ cases: dict[str, tuple[Callable[[], Any], Wrap, list[str]]] = {
     "RescaleAction": (continuous, lambda envs: wrappers.RescaleAction(envs, 0.0, 1.0), MODES),
     "VectorizeTransformAction": (
         continuous,
-        lambda envs: wrappers.VectorizeTransformAction(envs, gym.wrappers.RescaleAction, min_action=0.0, max_action=1.0),
+        lambda envs: wrappers.VectorizeTransformAction(
+            envs, gym.wrappers.RescaleAction, min_action=0.0, max_action=1.0
+        ),
         MODES,
     ),
     "VectorizeTransformReward": (
@@ -74,7 +76,11 @@ cases: dict[str, tuple[Callable[[], Any], Wrap, list[str]]] = {
     "DtypeObservation": (discrete, lambda envs: wrappers.DtypeObservation(envs, np.float64), ["NextStep", "Disabled"]),
     "FlattenObservation": (as_dict, wrappers.FlattenObservation, ["NextStep", "Disabled"]),
     "ReshapeObservation": (image, lambda envs: wrappers.ReshapeObservation(envs, (36 * 36,)), ["NextStep", "Disabled"]),
-    "FilterObservation": (as_dict, lambda envs: wrappers.FilterObservation(envs, ["position"]), ["NextStep", "Disabled"]),
+    "FilterObservation": (
+        as_dict,
+        lambda envs: wrappers.FilterObservation(envs, ["position"]),
+        ["NextStep", "Disabled"],
+    ),
     "VectorizeTransformObservation": (
         discrete,
         lambda envs: wrappers.VectorizeTransformObservation(

@@ -391,7 +391,11 @@ def test_vec_transpose_image_and_extract_dict(make: Make) -> None:
 def test_vec_video_recorder(make: Make, tmp_path: Path) -> None:
     need_here("moviepy", "moviepy")
     envs = VecVideoRecorder(
-        make(walk(render_mode="rgb_array"), 2), str(tmp_path), lambda step: step == 0, video_length=5, name_prefix="walk"
+        make(walk(render_mode="rgb_array"), 2),
+        str(tmp_path),
+        lambda step: step == 0,
+        video_length=5,
+        name_prefix="walk",
     )
     envs.reset()
     for _ in range(7):

@@ -66,7 +66,9 @@ class Walk(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.action = action
         self.steps += 1
-        first = action["a"] if isinstance(action, dict) else np.asarray(action[0] if isinstance(action, tuple) else action)
+        first = (
+            action["a"] if isinstance(action, dict) else np.asarray(action[0] if isinstance(action, tuple) else action)
+        )
         push = 1 if float(np.asarray(first).ravel()[0]) > 0.5 else -1
         self.place = int(np.clip(self.place + push + self.np_random.integers(-1, 2), -9, 9))
         return (
