@@ -66,8 +66,9 @@ class Base:
             ``reset_in="base"``; None for a random one.
         progress: show a progress bar when setting up takes long.
         **engine_options: of the ``local`` engine: ``workdir`` (a directory the base runs in, of which each copy gets
-            its own view: what it writes there neither the base nor another copy sees) and ``allow_threads`` (fork
-            although the base has live threads, which no copy will have). Of engines whose bases are sandboxes:
+            its own view: what it writes there neither the base nor another copy sees) ``allow_threads`` (fork
+            although the base has live threads, which no copy will have) and ``pin`` (keep each copy on one core; None: while
+            steps are cheap and there are at least two copies per core). Of engines whose bases are sandboxes:
             ``upload`` (``{local: remote}``, files and directories copied in first), ``setup`` (shell commands, run one
             after another), ``start`` (the command that runs a server of your own), ``ready`` (a URL in the sandbox that
             answers once it is up, such as ``"http://127.0.0.1:8000/health"``), ``protocol`` (what it speaks, see

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from prized_gym.bench import fork, step
+from prized_gym.bench import fork, sandbox, step
 
-BENCHMARKS = {"step": step, "fork": fork}
+BENCHMARKS = {"step": step, "fork": fork, "sandbox": sandbox}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

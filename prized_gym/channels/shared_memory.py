@@ -36,6 +36,7 @@ class Block:
         flags: where its answer is.
         lengths: how long that answer is.
         listen: (one byte) where every copy waits next.
+        pinned: (one byte) 1 while each copy is to stay on one core.
         cpu, memory: what each copy had used at the end of its latest episode, in seconds and bytes.
     """
 
@@ -63,6 +64,7 @@ class Block:
 
         byte, real = np.dtype(np.uint8), np.dtype(np.float64)
         self.listen = allocate((1,), byte)
+        self.pinned = allocate((1,), byte)
         self.ops = allocate((count,), byte)
         self.busy = allocate((count,), byte)
         self.flags = allocate((count,), byte)

@@ -17,7 +17,7 @@ class LocalEngine(Engine):
     """Bases are processes of this machine, copies their forks."""
 
     name: ClassVar[str] = "local"
-    options: ClassVar[Mapping[str, Any]] = {"allow_threads": False, "workdir": None}
+    options: ClassVar[Mapping[str, Any]] = {"allow_threads": False, "workdir": None, "pin": None}
 
     @classmethod
     def check(cls) -> None:
@@ -38,4 +38,4 @@ class LocalEngine(Engine):
             workdir = os.path.realpath(os.fspath(workdir))
             if not os.path.isdir(workdir):
                 raise SetupError(f"workdir {workdir!r} is not a directory")
-        return LocalBase(recipe, bool(options["allow_threads"]), workdir, timeout, progress)
+        return LocalBase(recipe, bool(options["allow_threads"]), workdir, options["pin"], timeout, progress)

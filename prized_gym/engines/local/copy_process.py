@@ -104,6 +104,9 @@ class CopyProcess:
         self._busy = block.busy.data
         self._flags = block.flags.data
         self._ops = block.ops.data
+        self._pinned_wanted = block.pinned.data
+        self._pinned = 0
+        self._cores = processes.cores()
         self._idle = bytes(len(self._busy))
         self._by_bell = False
         self._fence = threading.Lock()
@@ -151,6 +154,8 @@ class CopyProcess:
                     payload = messages.receive(self._sock)
                 except messages.Hangup:
                     break
+            if self._pinned_wanted[0] != self._pinned:
+                self._pin(self._pinned_wanted[0])
             op = self._ops[self.index]
             answer = None
             try:
@@ -172,6 +177,11 @@ class CopyProcess:
             else:
                 self._reply(answer)
         self._leave()
+
+    def _pin(self, pinned: int) -> None:
+        self._pinned = pinned
+        cores = self._cores
+        processes.run_on([cores[self.index % len(cores)]] if pinned and cores else cores)
 
     def _finish(self) -> None:
         """This batch is finished: wake the trainer, unless others still work at a batch of all copies."""

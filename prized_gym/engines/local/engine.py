@@ -39,11 +39,18 @@ class LocalBase(BaseHandle):
     """A base process and its supervisor."""
 
     def __init__(
-        self, recipe: Recipe, allow_threads: bool, workdir: str | None, timeout: float | None, progress: bool
+        self,
+        recipe: Recipe,
+        allow_threads: bool,
+        workdir: str | None,
+        pin: bool | None,
+        timeout: float | None,
+        progress: bool,
     ) -> None:
         payload = recipe.dumps()
         scratch = None if workdir is None else tempfile.mkdtemp(prefix="prized_gym-")
         self._lock = threading.Lock()
+        self._pin = pin
         self._fleets: weakref.WeakSet[LocalFleet] = weakref.WeakSet()
         self._stdout, self._stderr = Stream("stdout"), Stream("stderr")
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -139,7 +146,7 @@ class LocalBase(BaseHandle):
             raise self.died() from error
         finally:
             theirs.close()
-        fleet = LocalFleet(size, block, pair, tally, ours, self.died)
+        fleet = LocalFleet(size, block, pair, tally, ours, self.died, self._pin)
         self._fleets.add(fleet)
         return fleet
 

@@ -55,6 +55,18 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def cores() -> list[int]:
+    """The cores this process may run on, in order; empty where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def run_on(chosen: list[int]) -> None:
+    """Run on the ``chosen`` cores only, if the system permits."""
+    if chosen and hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, chosen)
+
+
 def kill(pid: int, signum: int = signal.SIGKILL) -> None:
     """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
