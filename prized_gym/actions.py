@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from prized_gym.batch import AnySpace, Array, Leaf, leaves
+from prized_gym.batch import AnySpace, Array, Leaf, is_bare_array, leaves
 
 
 class ActionCheck:
@@ -26,8 +26,7 @@ class ActionCheck:
         self.space = space
         self.leaves = leaves(space)
         self._limits = [_limits(leaf) for leaf in self.leaves]
-        single = len(self.leaves) == 1 and self.leaves[0].is_array
-        self._single = self.leaves[0] if single else None
+        self._single = self.leaves[0] if is_bare_array(self.leaves) else None
 
     def split(self, actions: Any, count: int, ignored: Array | None = None) -> tuple[list[Array], list[list[Any]]]:
         """The batch's array leaves, each ``(count, *shape)``, and its object leaves, each a list of ``count`` values.

@@ -30,7 +30,7 @@ def at_least_one(name: str, value: int) -> int:
 
 
 def seconds(name: str, value: float | None) -> float | None:
-    if value is not None and not value > 0:
+    if value is not None and (not isinstance(value, (int, float, np.number)) or not value > 0):
         raise ValueError(f"{name} must be a positive number of seconds or None, got {value!r}")
     return value
 

@@ -12,6 +12,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from prized_gym import engines
+from prized_gym.arguments import seconds
 from prized_gym.engines.interface import BaseHandle, Description, Engine
 from prized_gym.errors import BaseDiedError, EngineUnavailableError
 from prized_gym.fleet import Fleet
@@ -27,6 +28,8 @@ DEFAULT_SETUP_TIMEOUT = 600.0
 
 BASE_OPTIONS = ("warm_up", "on_fork", "setup_timeout", "env_kwargs", "max_episode_steps", "render_mode", "reset_seed")
 """The options of a base that a vector environment takes for the base it sets up itself."""
+
+_DEFAULTS = {"setup_timeout": DEFAULT_SETUP_TIMEOUT, "reset_seed": 0}
 
 _NONE_MEANS = ("setup_timeout", "reset_seed")
 """Those for which None is a value of its own, not the default."""
@@ -122,7 +125,7 @@ class Base:
             max_episode_steps=max_episode_steps,
             render_mode=render_mode,
         )
-        self._setup_timeout = setup_timeout
+        self._setup_timeout = seconds("setup_timeout", setup_timeout)
         self._reset_seed = reset_seed
         self._progress = progress
         self._lock = threading.Lock()
@@ -367,17 +370,18 @@ class SharedBases:
     """Bases that vector environments of this process share: those of an equal ``EnvSpec`` and equal options."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may close a vector environment of this thread at any moment.
+        self._lock = threading.RLock()
         self._shared: list[tuple[EnvSpec, dict[str, Any], Base, int]] = []
 
-    def acquire(self, spec: EnvSpec, options: dict[str, Any]) -> Base:
+    def acquire(self, spec: EnvSpec, options: dict[str, Any], progress: bool) -> Base:
         """The shared base of ``spec``, set up if there is none yet. To be given back with :meth:`release`."""
         with self._lock:
             for number, (other, its_options, base, users) in enumerate(self._shared):
                 if _equal(spec, other) and _equal(options, its_options) and base.alive:
                     self._shared[number] = (other, its_options, base, users + 1)
                     return base
-            base = Base(spec, **options)
+            base = Base(spec, progress=progress, **options)
             self._shared.append((spec, options, base, 1))
             return base
 
@@ -447,7 +451,8 @@ def find_base(env: Any, num_envs: int | None, progress: bool, given: Mapping[str
     if isinstance(source, list) and num_envs not in (None, len(source)):
         raise ValueError(f"num_envs={num_envs}, but env is a sequence of {len(source)} callables")
     if isinstance(source, EnvSpec):
-        return SHARED.acquire(source, {**chosen, **engine_options, "progress": progress}), False
+        filled = {**_DEFAULTS, **chosen, **check_options(engine, engine_options, "ForkedVectorEnv")}
+        return SHARED.acquire(source, filled, progress), False
     return Base(env, progress=progress, **chosen, **engine_options), True
 
 

@@ -63,6 +63,11 @@ def _walk(path: str, keys: tuple[Any, ...], space: AnySpace) -> Iterator[Leaf]:
         yield Leaf(path, keys, space)
 
 
+def is_bare_array(found: Sequence[Leaf]) -> bool:
+    """Whether a space is one array and nothing around it."""
+    return len(found) == 1 and found[0].is_array and not found[0].keys
+
+
 def assemble(space: AnySpace, values: Sequence[Any]) -> Any:
     """Put one value per leaf (in the order of :func:`leaves`) back into the structure of ``space``."""
     return _fill(space, iter(values))
@@ -95,7 +100,7 @@ class ObservationBuffer:
         self.array_leaves = [leaf for leaf in self.leaves if leaf.is_array]
         self.object_leaves = [leaf for leaf in self.leaves if not leaf.is_array]
         self.objects: list[list[Any]] = [[_empty(leaf.space) for _ in range(count)] for leaf in self.object_leaves]
-        self._single = self.arrays[0] if len(self.leaves) == 1 and self.arrays else None
+        self._single = self.arrays[0] if is_bare_array(self.leaves) else None
 
     def write(self, index: int, observation: Any) -> list[Any]:
         """Store the array leaves of copy ``index``'s observation and return its object leaves.
@@ -249,7 +254,7 @@ class ActionBuffer:
 
     def reader(self, index: int) -> Callable[[Sequence[Any]], Any]:
         """A function that gives copy ``index``'s action from its object leaves, quick for a space that is one array."""
-        if len(self.leaves) != 1 or not self.array_leaves:
+        if not is_bare_array(self.leaves):
             return lambda objects: self.join(self.read(index), objects)
         codes, views, view = self._code_bytes[0], self._views[0], self.view
         if self.leaves[0].shape == ():
@@ -263,8 +268,8 @@ class ActionBuffer:
 
     def join(self, arrays: Sequence[Any], objects: Sequence[Any]) -> Any:
         """One action in the structure of the space, from its array leaves and its object leaves."""
-        if len(self.leaves) == 1:
-            return arrays[0] if arrays else objects[0]
+        if is_bare_array(self.leaves):
+            return arrays[0]
         from_arrays, from_objects = iter(arrays), iter(objects)
         values = [next(from_arrays) if leaf.is_array else next(from_objects) for leaf in self.leaves]
         return assemble(self.space, values)

@@ -199,6 +199,10 @@ class Fleet(ABC):
     def busy(self) -> list[int]:
         """The copies that have begun something :meth:`wait` has not returned yet."""
 
+    def resetting(self, index: int) -> bool | None:
+        """Whether copy ``index``, busy with ``STEP_RESET``, has come to the reset; None where the engine cannot see that."""
+        return None
+
     # Failure and end
 
     @abstractmethod

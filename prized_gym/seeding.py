@@ -112,7 +112,7 @@ def _reseed_native(env: gym.Env[Any, Any], seed: int) -> None:
 def random_state(env: gym.Env[Any, Any]) -> dict[str, Any] | None:
     """Where ``np_random`` stands, as data, for :func:`set_random_state`; None if it was never used."""
     inner = env.unwrapped
-    if inner._np_random is None:
+    if inner._np_random is None or not hasattr(np.random, type(inner._np_random.bit_generator).__name__):
         return None
     return {"state": inner._np_random.bit_generator.state, "seed": inner._np_random_seed}
 

@@ -7,7 +7,8 @@ import operator
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -44,6 +45,10 @@ StepResult: TypeAlias = (
 _CLOSE_TIMEOUT = 5.0
 _PROVEN = 1000
 """Steps an episode must run for its failure not to count as one in a row with the failure before it."""
+
+
+class _StillPendingError(multiprocessing.TimeoutError):
+    """Waiting was given up, not the call; told apart from a time-out that an environment raises."""
 
 
 class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
@@ -95,7 +100,8 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         max_failures: so many failures in a row on one copy are raised even then.
         step_timeout: seconds a copy may take for one step before it counts as hung; None: for ever. The inline engine
             cannot enforce it.
-        reset_timeout: the same for a reset. In same-step mode a step that ends an episode may take both.
+        reset_timeout: the same for a reset. In same-step mode a step that ends an episode may take both; an engine that
+            cannot see where one ends and the other begins (a sandbox) gives both together the sum of the two limits.
         max_concurrent: at most so many copies work at the same time; None: all.
         per_process: copies per process; only 1.
         max_episode_steps: put a ``TimeLimit`` around the environment, inside the base.
@@ -198,6 +204,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._reset_options: Sequence[dict[str, Any] | None] = ()
         self._queue: deque[Callable[[], None]] = deque()
         self._sent: dict[int, float] = {}
+        self._begun_at: dict[int, float] = {}
         self._early: set[int] = set()
         self._call_targets: list[int] = []
         self._log = EpisodeLog(count)
@@ -221,8 +228,9 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             AlreadyPendingCallError: an asynchronous call is pending.
             ValueError, TypeError: a seed or mask of the wrong form; options with ``reset_in="base"``.
         """
-        self.reset_async(seed=seed, options=options)
-        return self.reset_wait()
+        with self._whole_call():
+            self.reset_async(seed=seed, options=options)
+            return self.reset_wait()
 
     def reset_async(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
         """Begin a :meth:`reset`; :meth:`reset_wait` finishes it."""
@@ -402,8 +410,12 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             InterruptedStepError: an earlier call was interrupted or failed; :meth:`reset` brings the copies back.
             CopyError: a copy failed, with ``on_failure="raise"``; what an environment raised is raised as it is.
         """
-        self.step_async(actions)
-        return self.step_wait()
+        try:
+            self.step_async(actions)
+            return self.step_wait()
+        except BaseException as error:
+            self._left(error)
+            raise
 
     def step_async(self, actions: Batch) -> None:
         """Begin a :meth:`step`; :meth:`step_wait` finishes it."""
@@ -438,7 +450,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             self._check_pending(AsyncState.WAITING_STEP, "step_wait", "step_async")
         try:
             fleet = self._live_fleet()
-            if self._step_timeout is not None or self._queue:
+            if self._step_timeout is not None or self._queue or (self._resetting and self._reset_timeout is not None):
                 self._await_steps(fleet, timeout)
             elif timeout is None:
                 fleet.wait()
@@ -494,7 +506,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         fleet = self._live_fleet()
         batch = bytearray(self._all_step[:1] * len(indices))
         forks: dict[int, Command] = {}
-        whole = len(indices) == self.num_envs
+        whole = indices is self._everyone
         for index in self._over:
             if not whole and index not in indices:
                 continue
@@ -534,13 +546,24 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     ) -> None:
         """Begin at most ``max_concurrent`` copies, and leave the others in the queue."""
 
+        # The caller may reuse its arrays as soon as this call returns.
+        arrays, objects = [array.copy() for array in arrays], [list(column) for column in objects]
+
         def one(number: int, index: int) -> Callable[[], None]:
-            if index in forks:
-                return lambda: self._fork({index: forks[index]})
             row = slice(number, number + 1)
-            return lambda: self._live_fleet().step_some(
-                [index], [array[row] for array in arrays], [column[row] for column in objects], bytes(batch[row])
-            )
+
+            def begin() -> None:
+                self._begun_at[index] = time.monotonic()
+                if index in self._sent:
+                    self._sent[index] = self._begun_at[index]
+                if index in forks:
+                    self._fork({index: forks[index]})
+                    return
+                self._live_fleet().step_some(
+                    [index], [array[row] for array in arrays], [column[row] for column in objects], bytes(batch[row])
+                )
+
+            return begin
 
         self._queue.extend(one(number, index) for number, index in enumerate(indices))
         self._feed_queue(fleet)
@@ -553,32 +576,51 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def _await_steps(self, fleet: Fleet, timeout: float | None) -> None:
         """Wait for a whole batch whose copies have a time limit, or of which only some may work at a time."""
-        limit = self._limit(self._resetting)
-        while True:
-            queued = bool(self._queue)
-            finished = fleet.wait(1 if queued else None, earlier(timeout, limit))
-            if not fleet.busy and not self._queue:
-                return
-            if not finished or not queued:
-                if timeout is not None and (limit is None or timeout <= limit):
-                    raise multiprocessing.TimeoutError(
-                        f"The call to `step_wait` has timed out after {timeout} second{'s' if timeout > 1 else ''}."
-                    )
-                self._end_hung(fleet, limit)
-                if not self._queue:
-                    return
+        started = time.monotonic()
+        give_up = None if timeout is None else started + timeout
+        first = earlier(timeout, earlier(self._step_timeout, self._reset_timeout))
+        fleet.wait(1 if self._queue else None, first)
+        while fleet.busy or self._queue:
+            now = time.monotonic()
+            if give_up is not None and now >= give_up:
+                raise _StillPendingError(
+                    f"The call to `step_wait` has timed out after {timeout} second{'s' if (timeout or 0) > 1 else ''}."
+                )
+            self._end_overdue(fleet, now, started)
             self._feed_queue(fleet)
             fleet = self._live_fleet()
+            if fleet.busy:
+                left = earlier(self._next_deadline(fleet, started), give_up)
+                fleet.wait(1 if self._queue else None, None if left is None else max(0.0, left - time.monotonic()))
 
-    def _limit(self, resetting: Iterable[int]) -> float | None:
-        """How long a batch of steps may take, some of which are, or end in, a reset."""
-        if self._step_timeout is None:
-            return None
-        if self._same_step:
+    def _limit(self, fleet: Fleet, index: int) -> float | None:
+        """How many seconds copy ``index`` may take for what it was sent: a step, a reset, or in same-step mode both."""
+        if not self._same_step:
+            return self._reset_timeout if index in self._resetting else self._step_timeout
+        resetting = fleet.resetting(index)
+        if self._step_timeout is None or resetting is False:
+            return self._step_timeout
+        if resetting is None:
             return self._step_timeout + (self._reset_timeout or 0.0)
-        if any(True for _ in resetting):
-            return None if self._reset_timeout is None else max(self._step_timeout, self._reset_timeout)
-        return self._step_timeout
+        return None if self._reset_timeout is None else self._step_timeout + self._reset_timeout
+
+    def _deadline(self, fleet: Fleet, index: int, started: float) -> float | None:
+        limit = self._limit(fleet, index)
+        return None if limit is None else self._sent.get(index, self._begun_at.get(index, started)) + limit
+
+    def _next_deadline(self, fleet: Fleet, started: float) -> float | None:
+        deadlines = (self._deadline(fleet, index, started) for index in fleet.busy)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _end_overdue(self, fleet: Fleet, now: float, started: float) -> list[int]:
+        """End the copies that have used up their time."""
+        overdue = []
+        for index in fleet.busy:
+            deadline = self._deadline(fleet, index, started)
+            if deadline is not None and now >= deadline:
+                fleet.failures[index] = fleet.end(index, timed_out=self._limit(fleet, index))
+                overdue.append(index)
+        return overdue
 
     def _end_hung(self, fleet: Fleet, limit: float | None) -> None:
         for index in fleet.busy:
@@ -590,7 +632,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         if not fleet.busy:
             return
         if timeout is not None and (own is None or timeout <= own):
-            raise multiprocessing.TimeoutError(
+            raise _StillPendingError(
                 f"The call to `{name}` has timed out after {timeout} second{'s' if timeout > 1 else ''}."
             )
         self._end_hung(fleet, own)
@@ -753,17 +795,11 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         ready = [index for index in self._early if index in self._sent]
         self._early.clear()
         while len(ready) < min_ready:
-            limit = self._limit(self._resetting)
-            wait = None
-            if limit is not None and fleet.busy:
-                wait = max(0.0, min(self._sent[index] for index in fleet.busy) + limit - time.monotonic())
+            deadline = self._next_deadline(fleet, 0.0) if fleet.busy else None
+            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready += fleet.wait(1 if self._queue else min_ready - len(ready), wait)
-            if limit is not None:
-                now = time.monotonic()
-                for index in fleet.busy:
-                    if now >= self._sent[index] + limit:
-                        fleet.failures[index] = fleet.end(index, timed_out=limit)
-                        ready.append(index)
+            if deadline is not None:
+                ready += self._end_overdue(fleet, time.monotonic(), 0.0)
             self._feed_queue(fleet)
             fleet = self._live_fleet()
             ready += [index for index in self._early if index in self._sent]
@@ -859,8 +895,9 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         Returns:
             One result per copy, carried over from the copies.
         """
-        self.call_async(name, *args, **kwargs)
-        return self.call_wait()
+        with self._whole_call():
+            self.call_async(name, *args, **kwargs)
+            return self.call_wait()
 
     def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Begin a :meth:`call`; :meth:`call_wait` finishes it."""
@@ -929,10 +966,9 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     def set_attr_some(self, indices: Sequence[int], name: str, values: Sequence[Any]) -> None:
         """Set an attribute of the environments of the copies ``indices`` only, one value for each."""
         self._check_idle("set_attr")
-        for index, value in zip(indices, values, strict=True):
-            self._attributes[index][name] = value
         fleet = self._fleet
         if fleet is None:
+            self._note_attributes(indices, name, values)
             return
         live = {
             index: SetAttr({name: value})
@@ -940,6 +976,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             if fleet.alive(index) and not self._must_fork[index]
         }
         if not live:
+            self._note_attributes(indices, name, values)
             return
         self._state = AsyncState.WAITING_CALL
         try:
@@ -953,6 +990,12 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._state = AsyncState.DEFAULT
         if failures:
             raise next(iter(failures.values())).error()
+        self._note_attributes(indices, name, values)
+
+    def _note_attributes(self, indices: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        """Remember what was set, for new forks."""
+        for index, value in zip(indices, values, strict=True):
+            self._attributes[index][name] = value
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -1040,9 +1083,22 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._must_fork = [False] * self.num_envs
         self._failures_in_row = [0] * self.num_envs
 
+    @contextmanager
+    def _whole_call(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._left(error)
+            raise
+
+    def _left(self, error: BaseException) -> None:
+        """An interrupt may have come between the two halves of a call, with nobody left to wait for the second."""
+        if not isinstance(error, Exception) and not self.closed and self._state is not AsyncState.DEFAULT:
+            self._abort(error)
+
     def _abort(self, error: BaseException) -> None:
         """After an error in the middle of a call: remember that the copies are out of step."""
-        if isinstance(error, multiprocessing.TimeoutError):
+        if isinstance(error, _StillPendingError):
             # Still pending: it can be waited for again.
             return
         self._state = AsyncState.DEFAULT

@@ -36,6 +36,9 @@ SPACES: dict[str, gym.Space[Any]] = {
     "sequence_stacked": spaces.Sequence(spaces.Box(-1, 1, (2,), np.float32), stack=True),
     "dict": spaces.Dict({"b": spaces.Box(-1, 1, (2,), np.float32), "a": spaces.Discrete(3)}),
     "tuple": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)]),
+    "dict_of_one": spaces.Dict({"x": spaces.Box(-1, 1, (2,), np.float32)}),
+    "tuple_of_one": spaces.Tuple((spaces.Discrete(3),)),
+    "dict_with_an_empty_one": spaces.Dict({"nothing": spaces.Dict({}), "x": spaces.MultiBinary(2)}),
     "nested": spaces.Dict(
         {
             "position": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(3)]),

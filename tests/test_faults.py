@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import descendants
@@ -552,3 +553,237 @@ def test_pipes_serve_where_there_is_no_eventfd(monkeypatch: pytest.MonkeyPatch) 
     finally:
         envs.close()
         reference.close()
+
+
+def test_a_time_limit_holds_while_other_copies_autoreset() -> None:
+    envs = ForkedVectorEnv(Faulty, num_envs=3, step_timeout=0.6)
+    envs.reset(seed=0)
+    envs.step([Faulty.END, 0, 0])
+    with pytest.raises(CopyTimeoutError, match="copy 2"):
+        envs.step([0, 0, Faulty.HANG])
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", MODES[:2], ids=lambda mode: mode.value)
+def test_a_slow_autoreset_is_no_hung_step(mode: AutoresetMode) -> None:
+    class SlowReset(Faulty):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            time.sleep(0.0 if seed is not None else 0.9)
+            return super().reset(seed=seed)
+
+    envs = ForkedVectorEnv(SlowReset, num_envs=2, step_timeout=0.5, autoreset_mode=mode)
+    envs.reset(seed=0)
+    envs.step([Faulty.END, 0])
+    observations, *_ = envs.step([0, 0])
+    assert observations[1, 0] == 2
+    envs.close()
+
+
+def test_an_answer_that_comes_too_late_belongs_to_nobody() -> None:
+    class Late(Faulty):
+        def step(self, action: Any) -> Any:
+            if action:
+                time.sleep(0.52)
+            return *super().step(0)[:4], {"stale": 1} if action else {}
+
+    envs = ForkedVectorEnv(Late, num_envs=2, step_timeout=0.5, on_failure="truncate")
+    for _ in range(3):
+        envs.reset(seed=0)
+        *_, truncations, infos = envs.step([0, 1])
+        if truncations[1]:
+            assert "stale" not in infos
+            *_, infos = envs.step([0, 0])
+            assert not infos
+    envs.close()
+
+
+def test_a_time_out_that_the_environment_raises_is_an_error_like_others(engine: str) -> None:
+    class Pool(Faulty):
+        def step(self, action: Any) -> Any:
+            raise multiprocessing.TimeoutError("the pool")
+
+    envs = ForkedVectorEnv(Pool, num_envs=1, engine=engine)
+    envs.reset()
+    with pytest.raises(multiprocessing.TimeoutError, match="the pool"):
+        envs.step([0])
+    envs.reset()
+    envs.close()
+
+
+def test_a_closed_base_is_said_to_be_closed(tmp_path: Path) -> None:
+    base = prized_gym.Base(Faulty)
+    envs = [ForkedVectorEnv(base, num_envs=2, on_failure=mode) for mode in ("raise", "truncate")]  # type: ignore[arg-type]
+    for one in envs:
+        one.reset(seed=0)
+        for _ in range(8):
+            one.step([0, 0])
+    base.close()
+    # Numbers of closed descriptors are taken again at once: nobody may write to, or read, what is behind them.
+    files = [open(tmp_path / str(number), "w+b", buffering=0) for number in range(40)]
+    with pytest.raises(prized_gym.BaseDiedError, match="closed"):
+        envs[0].step([0, 0])
+    assert envs[1].step([0, 0])[3].all()
+    for one in envs:
+        with pytest.raises(prized_gym.BaseDiedError, match="closed"):
+            one.reset()
+        one.close()
+    for file in files:
+        assert file.seek(0, 2) == 0
+        file.close()
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "truncate"])
+def test_a_base_rebuilt_for_one_vector_env_serves_the_other(on_failure: Any, tmp_path: Path) -> None:
+    with prized_gym.Base(Faulty) as base:
+        train, evaluate = (ForkedVectorEnv(base, num_envs=2, on_failure=on_failure) for _ in range(2))
+        for envs in (train, evaluate):
+            envs.reset(seed=0)
+            for _ in range(8):
+                envs.step([0, 0])
+        os.kill(int(base._handle.where.split()[1]), signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while base.alive:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        train.reset(seed=1)
+        files = [open(tmp_path / str(number), "w+b", buffering=0) for number in range(40)]
+        if on_failure == "raise":
+            with pytest.raises(prized_gym.BaseDiedError, match="SIGKILL"):
+                evaluate.step([0, 0])
+            evaluate.reset(seed=2)
+        else:
+            assert evaluate.step([0, 0])[3].all()
+            evaluate.step([0, 0])
+        for envs in (train, evaluate):
+            envs.step([0, 0])
+            envs.close()
+        for file in files:
+            assert file.seek(0, 2) == 0
+            file.close()
+
+
+def test_a_set_attr_that_fails_is_not_replayed(engine: str) -> None:
+    envs = ForkedVectorEnv("CartPole-v1", num_envs=2, engine=engine)
+    envs.reset(seed=0)
+    with pytest.raises(AttributeError):
+        envs.set_attr("unwrapped", 3)
+    envs.reset(seed=0)
+    envs.close()
+
+
+def test_a_blocked_sigchld_does_not_hide_deaths() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        envs = ForkedVectorEnv(Faulty, num_envs=2)
+        envs.reset(seed=0)
+        with pytest.raises(CopyDiedError, match="copy 1"):
+            envs.step([0, Faulty.KILL])
+        envs.close()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_a_stopped_copy_and_a_long_message() -> None:
+    class Talks(Faulty):
+        action_space = gym.spaces.Text(5_000_000)  # type: ignore[assignment]
+
+        def step(self, action: Any) -> Any:
+            return super().step(0)
+
+    envs = ForkedVectorEnv(Talks, num_envs=2, step_timeout=0.7)
+    envs.reset(seed=0)
+    os.kill(int(envs._live_fleet().where(0).split()[1]), signal.SIGSTOP)
+    with pytest.raises(CopyTimeoutError, match="copy 0"):
+        envs.step(("x" * 4_000_000, "y"))
+    envs.reset()
+    envs.close()
+
+
+def test_a_base_reset_that_hangs_is_ended() -> None:
+    envs = ForkedVectorEnv(Faulty, num_envs=2, reset_in="base", setup_timeout=3.0, env_kwargs={"bad_reset": "hang"})
+    with pytest.raises(prized_gym.SetupTimeoutError, match="not reset in the base"):
+        envs.reset()
+    envs.close()
+
+
+def test_a_server_of_the_base_outlives_its_launcher_and_the_copies() -> None:
+    class Served(Faulty):
+        def __init__(self) -> None:
+            super().__init__()
+            launcher = subprocess.Popen(
+                ["sh", "-c", "sleep 777 & echo $!"], stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
+            assert launcher.stdout is not None
+            self.server = int(launcher.stdout.readline())
+
+    envs = ForkedVectorEnv(Served, num_envs=2)
+    envs.reset(seed=0)
+    (server, _) = envs.get_attr("server")
+    with pytest.raises(CopyDiedError):
+        envs.step([0, Faulty.KILL])
+    envs.reset(seed=0)
+    assert _running(server)
+    envs.close()
+    deadline = time.monotonic() + 10
+    while _running(server):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_stdout_of_the_users_own_does_not_stop_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tee:
+        written = 0
+
+        def write(self, text: str) -> int:
+            Tee.written += len(text)
+            raise RuntimeError("no")
+
+    monkeypatch.setattr(sys, "stdout", Tee())
+    envs = ForkedVectorEnv(Faulty, num_envs=1)
+    envs.reset()
+    for _ in range(3):
+        envs.step([Faulty.PRINT])
+    envs.close()
+    monkeypatch.undo()
+    assert Tee.written
+
+
+def test_branch_of_a_dead_copy_names_it() -> None:
+    envs = ForkedVectorEnv(Faulty, num_envs=3)
+    envs.reset(seed=0)
+    for _ in range(8):
+        envs.step([0, 0, 0])
+    os.kill(int(envs._live_fleet().where(0).split()[1]), signal.SIGKILL)
+    with pytest.raises(CopyDiedError, match="copy 0"):
+        envs.branch(0, [1, 2])
+    envs.reset()
+    envs.close()
+
+
+def test_interrupts_at_any_moment() -> None:
+    envs = ForkedVectorEnv(Faulty, num_envs=2)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    rng = np.random.default_rng(0)
+    try:
+        for _ in range(60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(0.0002, 0.02)))
+                while True:
+                    envs.reset(seed=0)
+                    for _ in range(3):
+                        envs.step([0, 0])
+                    envs.call("get_wrapper_attr", "count")
+                    envs.branch(0, [1])
+            except KeyboardInterrupt:
+                pass
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        envs.reset(seed=3)
+        assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        envs.close()

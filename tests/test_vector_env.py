@@ -392,3 +392,57 @@ def test_bounds_of_a_box_are_the_environments_affair() -> None:
     assert ours.step(far)[0].tobytes() == reference.step(far)[0].tobytes()
     ours.close()
     reference.close()
+
+
+def test_actions_sent_in_another_order_reach_their_copies(engine: str) -> None:
+    class Echo(Faulty):
+        action_space = gym.spaces.Discrete(100)
+
+        def step(self, action: Any) -> Any:
+            return np.array([0.0, 0.0]), float(action), bool(action == 99), False, {}
+
+    for options in ({}, {"max_concurrent": 2}):
+        envs = ForkedVectorEnv(Echo, num_envs=3, engine=engine, **options)
+        envs.reset()
+        envs.send([99, 1, 2], [0, 1, 2])
+        envs.recv(3)
+        envs.send([10, 20, 0], [2, 1, 0])
+        *_, indices = result = envs.recv(3)
+        assert indices.tolist() == [0, 1, 2] and result[1].tolist() == [0, 20, 10]
+        actions = np.array([5, 6, 7])
+        envs.step_async(actions)
+        actions[:] = 0
+        assert envs.step_wait()[1].tolist() == [5, 6, 7]
+        envs.close()
+
+
+def test_queued_copies_have_their_time_from_when_they_begin() -> None:
+    class Slow(Faulty):
+        def step(self, action: Any) -> Any:
+            time.sleep(0.3)
+            return super().step(action)
+
+    envs = ForkedVectorEnv(Slow, num_envs=5, max_concurrent=1, step_timeout=1.0)
+    envs.reset(seed=0)
+    envs.send([0] * 5)
+    assert envs.recv(5)[0][:, 0].tolist() == [1] * 5
+    assert envs.step([0] * 5)[0][:, 0].tolist() == [2] * 5
+    envs.close()
+
+
+def test_unseeded_masked_resets_go_on_with_np_random(engine: str) -> None:
+    ours = ForkedVectorEnv(SpaceEnv, num_envs=4, engine=engine, autoreset_mode="Disabled")
+    reference = SyncVectorEnv([SpaceEnv] * 4, autoreset_mode="Disabled")
+    first, second = ours.reset(seed=1)[0], reference.reset(seed=1)[0]
+    assert first.tobytes() == second.tobytes()
+    for _ in range(200):
+        actions = np.zeros((4, 3), np.float32)
+        mine, theirs = ours.step(actions), reference.step(actions)
+        assert mine[0].tobytes() == theirs[0].tobytes() and mine[1].tobytes() == theirs[1].tobytes()
+        done = theirs[2] | theirs[3]
+        if done.any():
+            again, other = ours.reset(options={"reset_mask": done}), reference.reset(options={"reset_mask": done})
+            assert again[0].tobytes() == other[0].tobytes()
+    assert ours.reset()[0].tobytes() == reference.reset()[0].tobytes()
+    ours.close()
+    reference.close()

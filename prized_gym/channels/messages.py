@@ -80,7 +80,7 @@ def wait_readable(sock: socket.socket, deadline: float | None) -> bool:
     if deadline is None:
         poller.poll()
         return True
-    return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
+    return bool(poller.poll(min(max(0.0, deadline - time.monotonic()), 1e6) * 1000))
 
 
 def _exactly(sock: socket.socket, length: int) -> bytearray:

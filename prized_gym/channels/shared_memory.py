@@ -19,6 +19,8 @@ IN_SLOT = 1
 ON_SOCKET = 2
 """Flag: the answer follows on the copy's socket."""
 
+RESETTING = 2
+
 LISTEN_SOCKET = 0
 """Wait for the next batch on the copy's socket; ``1 + k`` is bell k."""
 
@@ -32,7 +34,7 @@ class Block:
 
     Attributes:
         ops: what each copy is to do, a byte each.
-        busy: 1 from the start of a batch until the copy has finished it.
+        busy: 1 from the start of a batch until the copy has finished it; ``RESETTING`` during the reset of a ``STEP_RESET``.
         flags: where its answer is.
         lengths: how long that answer is.
         listen: (one byte) where every copy waits next.

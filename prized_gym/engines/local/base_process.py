@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import resource
 import select
 import signal
 import socket
@@ -84,10 +86,9 @@ class Forked:
 
 @dataclass
 class Died:
-    """A process below the base ended, with this status of ``os.waitpid``."""
+    """Processes below the base ended: the status of ``os.waitpid`` of each pid."""
 
-    pid: int
-    status: int
+    statuses: dict[int, int]
 
 
 @dataclass
@@ -112,15 +113,21 @@ def main(control_fd: int) -> None:
     # A pipe is block-buffered; what a slow set-up prints should be seen while it runs.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    context: dict[str, Any] = cloudpickle.loads(messages.receive(control))
-    sys.path[:] = context["path"]
-    sys.argv[:] = context["argv"]
-    setup: Setup = cloudpickle.loads(messages.receive(control))
     try:
-        base = _build(control, setup)
-    except BaseException as error:
-        _flush()
-        messages.send(control, cloudpickle.dumps(_failed(error)))
+        context: dict[str, Any] = cloudpickle.loads(messages.receive(control))
+        sys.path[:] = context["path"]
+        sys.argv[:] = context["argv"]
+        setup: Setup = cloudpickle.loads(messages.receive(control))
+        try:
+            base = _build(control, setup)
+        except messages.Hangup:
+            raise
+        except BaseException as error:
+            _flush()
+            messages.send(control, cloudpickle.dumps(_failed(error)))
+            return
+    except messages.Hangup:
+        # The trainer gave up waiting.
         return
     base.serve()
 
@@ -158,6 +165,10 @@ def _dump_description(description: Description) -> bytes:
 def _failed(error: BaseException) -> Failed:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return Failed(copy_process.dump_exception(error), text)
+
+
+def _too_many_files() -> str:
+    return f"the base may have only {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files open: raise `ulimit -n`"
 
 
 def _flush() -> None:
@@ -200,6 +211,9 @@ class BaseProcess:
         self._built = built
         self._pid = os.getpid()
         self._fleets: dict[int, _Fleet] = {}
+        env = built.envs[0]
+        # As they were described to the trainer: a reset may replace the environment's own.
+        self._spaces = (copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space))
         self._settled = False
         self._first: list[tuple[Any, dict[str, Any]]] | None = None
         self._own_children: set[int] = set()
@@ -208,12 +222,9 @@ class BaseProcess:
     def serve(self) -> None:
         """Serve until the control socket closes."""
         processes.adopt_orphans()
-        # What the user's set-up left running (a server, say) belongs to the base, not to a copy that died.
-        self._own_children = set(processes.children(self._pid))
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._watch_children()
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
@@ -237,6 +248,13 @@ class BaseProcess:
                     except messages.Hangup:
                         poller.unregister(fd)
                         self._leave_fleet(fleet)
+
+    def _watch_children(self) -> None:
+        # The user's set-up may have left other processes running (a server, say): those belong to the base.
+        self._own_children = set(processes.children(self._pid)) - {pid for f in self._fleets.values() for pid in f.pids}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def _close_environments(self) -> None:
         for env in self._built.envs:
@@ -262,12 +280,18 @@ class BaseProcess:
                 return _failed(error)
             _flush()
             self._settled = False
+            self._watch_children()
         return None
 
-    def _join_fleet(self, request: FleetRequest, fds: list[int]) -> _Fleet:
+    def _join_fleet(self, request: FleetRequest, fds: list[int]) -> _Fleet | None:
+        if len(fds) not in (5, 8):
+            # The trainer finds its socket closed.
+            sys.stderr.write(_too_many_files() + "\n")
+            for fd in fds:
+                os.close(fd)
+            return None
         sock = socket.socket(fileno=fds[0])
-        env = self._built.envs[0]
-        block = Block(env.observation_space, env.action_space, request.count, fds[1])
+        block = Block(*self._spaces, request.count, fds[1])
         pair, tally = adopt(fds[2:])
         fleet = _Fleet(sock, block, pair, tally)
         self._fleets[sock.fileno()] = fleet
@@ -306,6 +330,9 @@ class BaseProcess:
                 forking.check(self._setup.allow_threads)
             except ForkUnsafeError as error:
                 answer.unsafe = str(error)
+                return answer
+            if len(fds) != 2 * len(request.indices):
+                answer.error = _too_many_files()
                 return answer
             forking.single_thread_torch()
             if not self._settled:
@@ -359,7 +386,7 @@ class BaseProcess:
                 os.close(fd)
             setup = self._setup
             which = self._built.which(index)
-            copy = copy_process.CopyProcess(
+            process = copy_process.CopyProcess(
                 env=self._built.envs[which],
                 first=None if self._first is None else self._first[which],
                 on_fork=self._recipe.on_fork,
@@ -370,8 +397,8 @@ class BaseProcess:
                 sole=self._built.sole(index),
                 view=workdirs.View(setup.workdir, setup.scratch) if setup.workdir and setup.scratch else None,
             )
-            copy.begin(index, socket.socket(fileno=sock_fd), err_fd, files)
-            copy.run()
+            process.begin(index, socket.socket(fileno=sock_fd), err_fd, files)
+            process.run()
         except BaseException:
             traceback.print_exc()
             _flush()
@@ -380,7 +407,7 @@ class BaseProcess:
 
     def _reap(self) -> None:
         """Tell the fleets which processes ended, with everything those had started."""
-        died = False
+        ended: dict[int, int] = {}
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -389,17 +416,19 @@ class BaseProcess:
             if found is None:
                 break
             pid = found.si_pid
-            # While the zombie is there its number cannot be taken by another process's group.
-            processes.kill_group(pid)
-            _, status = os.waitpid(pid, 0)
-            died = True
+            if any(pid in fleet.pids for fleet in self._fleets.values()):
+                # While the zombie is there its number cannot be taken by another process's group.
+                processes.kill_group(pid)
+            _, ended[pid] = os.waitpid(pid, 0)
             workdirs.remove_duplicate(self._setup.scratch, pid)
             self._own_children.discard(pid)
-            owners = [fleet for fleet in self._fleets.values() if pid in fleet.pids]
-            for fleet in owners or list(self._fleets.values()):
-                fleet.pids.discard(pid)
-                self._send(fleet, Died(pid, status))
-        if died and not any(fleet.adopting for fleet in self._fleets.values()):
+        for fleet in list(self._fleets.values()):
+            # One message at most, and none to fleets it does not concern: an idle one does not read.
+            its = {pid: status for pid, status in ended.items() if pid in fleet.pids or fleet.adopting}
+            fleet.pids.difference_update(its)
+            if its:
+                self._send(fleet, Died(its))
+        if ended and not any(fleet.adopting for fleet in self._fleets.values()):
             self._kill_strays()
 
     def _kill_strays(self) -> None:

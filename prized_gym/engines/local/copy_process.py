@@ -23,7 +23,7 @@ import cloudpickle
 from prized_gym import fleet as ops
 from prized_gym.calls import perform
 from prized_gym.channels import bells, messages
-from prized_gym.channels.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET, SLOT, Block
+from prized_gym.channels.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET, RESETTING, SLOT, Block
 from prized_gym.engines.local import forking, processes, workdirs
 from prized_gym.fleet import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
 from prized_gym.recipe import AnyEnv
@@ -169,6 +169,8 @@ class CopyProcess:
                 answer = Answer(raised=_raised(error))
             except SystemExit as error:
                 answer = Answer(raised=_raised(error, exited=True))
+            except BaseException as error:
+                answer = Answer(raised=_raised(error))
             payload = b""
             # Read before this batch counts as finished: from then on the trainer may announce the next one.
             listen = self._listen[0]
@@ -207,6 +209,7 @@ class CopyProcess:
             if then_reset:
                 # Pickled before the reset, which may overwrite a buffer that the environment reuses.
                 final = messages.dumps((observation, info))
+                self._busy[index] = RESETTING
                 observation, info = self._env.reset()
         rest = self._write(observation)
         if info or rest or final is not None:

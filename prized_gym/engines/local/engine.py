@@ -51,6 +51,7 @@ class LocalBase(BaseHandle):
         scratch = None if workdir is None else tempfile.mkdtemp(prefix="prized_gym-")
         self._lock = threading.Lock()
         self._pin = pin
+        self._timeout = timeout
         self._fleets: weakref.WeakSet[LocalFleet] = weakref.WeakSet()
         self._stdout, self._stderr = Stream("stdout"), Stream("stderr")
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -154,6 +155,11 @@ class LocalBase(BaseHandle):
         try:
             with self._lock:
                 messages.send(self._control, cloudpickle.dumps(base_process.ResetRequest(seed)))
+                limit = self._timeout
+                if limit is not None and not messages.wait_readable(self._control, time.monotonic() + limit):
+                    raise SetupTimeoutError(
+                        f"the environment was not reset in the base within setup_timeout={limit:g} s{self._last_words()}"
+                    )
                 answer = cloudpickle.loads(messages.receive(self._control))
         except (messages.Hangup, OSError) as error:
             raise self.died() from error
@@ -176,7 +182,7 @@ class LocalBase(BaseHandle):
 
     def close(self) -> None:
         for fleet in list(self._fleets):
-            fleet.close(timeout=1.0)
+            fleet.abandon()
         with self._lock:
             if self._lifeline < 0:
                 return
@@ -230,8 +236,8 @@ _LIVE: weakref.WeakSet[LocalBase] = weakref.WeakSet()
 
 
 def _search_path() -> list[str]:
-    """``sys.path`` with the current directory spelled out, which the base process may not share."""
-    return [os.path.abspath(path) if path == "" else path for path in sys.path]
+    """``sys.path`` with relative entries spelled out: the base process may run in another directory."""
+    return [path if os.path.isabs(path) else os.path.abspath(path) for path in sys.path]
 
 
 def _close_all() -> None:

@@ -7,6 +7,7 @@ import os
 import pickle
 import select
 import socket
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 from prized_gym import fleet as ops
 from prized_gym.batch import Array
 from prized_gym.channels import bells, messages
-from prized_gym.channels.shared_memory import IN_SLOT, LISTEN_SOCKET, Block
+from prized_gym.channels.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET, RESETTING, Block
 from prized_gym.engines.local import processes
 from prized_gym.engines.local.base_process import Adopted, Adopting, Died, Forked, ForkRequest
 from prized_gym.engines.local.copy_process import STACK_SIGNAL, Answer, Branch, Raised, load_exception
@@ -34,6 +35,7 @@ _PIN_BELOW = 200e-6
 _UNPIN_ABOVE = 1e-3
 """Seconds of one core per copy-step. Cheap copies are bound by the scheduler, and gain when each stays on its core (measured:
 a quarter with 8 copies on 2 cores, a half with 64); dear ones are better off where there is room."""
+_FOR_EVER = 1e6
 _SETTLED = 4
 """After so many full batches in a row the copies are woken by bell, which one partial batch undoes."""
 
@@ -85,7 +87,8 @@ class LocalFleet(Fleet):
         self._copies: dict[int, _Copy] = {}
         self._parting: list[_Copy] = []
         self._leaving: dict[int, tuple[_Copy, float]] = {}
-        self._unclaimed: dict[int, Died] = {}
+        self._spared: set[int] = set()
+        self._unclaimed: dict[int, int] = {}
         self._dead: dict[int, Failure] = {}
         self._begun = bytearray(size)
         self._none = bytes(size)
@@ -95,6 +98,7 @@ class LocalFleet(Fleet):
         self._full_batches = 0
         self._strays = False
         self._closed = False
+        self._pid = os.getpid()
         self._base_error: BaseDiedError | None = None
         self._ops_view = block.ops.data
         self._busy_view = block.busy.data
@@ -111,7 +115,19 @@ class LocalFleet(Fleet):
         self._crowded = size >= 2 * self._cores > 2
         self._begun_at = 0.0
         self._seconds = 0.0
+        self._send_limit: float | None = None
         self._objects = bool(block.actions.object_leaves)
+
+    def set_time_limits(self, step: float | None, reset: float | None) -> None:
+        limits = [limit for limit in (step, reset) if limit is not None]
+        self._send_limit = min(max(limits), _FOR_EVER) if limits else None
+
+    def _limit_sending(self, sock: socket.socket) -> None:
+        """A copy that is stopped must not hold this process up in the middle of a long message."""
+        if self._send_limit is not None:
+            limit = struct.pack("@ll", int(self._send_limit), int(self._send_limit % 1 * 1e6))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     # Making copies
 
@@ -133,6 +149,7 @@ class LocalFleet(Fleet):
         try:
             for index in first:
                 ours, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._limit_sending(ours)
                 theirs.append(remote)
                 fresh[index] = _Copy(ours, Stream("stderr"))
                 fds += [remote.fileno(), fresh[index].stderr.write_fd]
@@ -176,12 +193,12 @@ class LocalFleet(Fleet):
             if isinstance(message, Forked):
                 return message
             if isinstance(message, Died):
-                self._note_death(message)
+                self._note_deaths(message)
 
     def _set_pid(self, index: int, pid: int) -> None:
         self._copies[index].pid = pid
         if pid in self._unclaimed:
-            self._note_death(self._unclaimed.pop(pid))
+            self._note_death(pid, self._unclaimed.pop(pid))
 
     def _begin_command(self, index: int, command: Command) -> None:
         self._ops_view[index] = ops.COMMAND
@@ -203,6 +220,9 @@ class LocalFleet(Fleet):
     def branch(self, source: int, targets: Sequence[int]) -> None:
         self._check_base()
         self._listen_to_sockets()
+        if not self._alive_mask[source]:
+            self.failures[source] = self._dead[source]
+            return
         self._retire([index for index in targets if index in self._copies])
         self._unclaimed.clear()
         for start in range(0, len(targets), _AT_ONCE):
@@ -217,6 +237,7 @@ class LocalFleet(Fleet):
             fds: list[int] = []
             for index in targets:
                 ours, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._limit_sending(ours)
                 theirs.append(remote)
                 fresh[index] = _Copy(ours, Stream("stderr"))
                 fds += [remote.fileno(), fresh[index].stderr.write_fd]
@@ -277,6 +298,7 @@ class LocalFleet(Fleet):
     # One batch
 
     def step(self, arrays: Sequence[Array], objects: Sequence[Sequence[Any]], batch: bytes) -> None:
+        self._check_open()
         if self._strays:
             self._drain_strays()
         self._block.actions.write(arrays)
@@ -299,6 +321,7 @@ class LocalFleet(Fleet):
     def step_some(
         self, indices: Sequence[int], arrays: Sequence[Array], objects: Sequence[Sequence[Any]], batch: bytes
     ) -> None:
+        self._check_open()
         self._listen_to_sockets()
         self._block.actions.write_some(arrays, np.asarray(indices, dtype=np.intp))
         for number, index in enumerate(indices):
@@ -306,12 +329,15 @@ class LocalFleet(Fleet):
             self._begin_one(index, pickle.dumps([column[number] for column in objects]) if objects else b"")
 
     def command(self, commands: Mapping[int, Command]) -> None:
+        self._check_open()
         self._listen_to_sockets()
         for index, command in commands.items():
             self._begin_command(index, command)
 
     def wait(self, count: int | None = None, timeout: float | None = None) -> list[int]:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        self._check_open()
+        # Longer than any poll() takes: for ever.
+        deadline = None if timeout is None or timeout > _FOR_EVER else time.monotonic() + timeout
         poll = self._poller.poll
         busy, begun = self._busy_view, self._begun
         while True:
@@ -347,7 +373,9 @@ class LocalFleet(Fleet):
             self._take_answers(finished)
         if self._dead:
             for index in finished:
-                if index in self._dead:
+                if index in self._spared:
+                    self._spared.discard(index)
+                elif index in self._dead:
                     self.failures[index] = self._dead[index]
         return list(finished)
 
@@ -375,14 +403,15 @@ class LocalFleet(Fleet):
                 continue
             flags[index] = 0
             try:
-                length = int(self._block.lengths[index])
                 if flag == IN_SLOT:
-                    answer = pickle.loads(self._block.slots[index, :length].data)
+                    data: Any = self._block.slots[index, : int(self._block.lengths[index])].data
                 else:
-                    answer = pickle.loads(messages.receive(self._copies[index].sock))
+                    data = messages.receive(self._copies[index].sock)
             except (messages.Hangup, OSError, KeyError):
                 self._await_death(index)
                 continue
+            try:
+                answer = pickle.loads(data)
             except Exception as error:
                 self.failures[index] = Failure(
                     index, self.where(index), "raised", f"gave an answer that cannot be read here: {error!r}"
@@ -415,6 +444,14 @@ class LocalFleet(Fleet):
             traceback=raised.traceback,
             exception=load_exception(raised.exception),
         )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BaseDiedError(
+                "these copies have been closed"
+                if self._pid == os.getpid()
+                else f"these copies belong to process {self._pid}, of which this one is a fork"
+            )
 
     # Who waits where
 
@@ -478,27 +515,36 @@ class LocalFleet(Fleet):
             except BaseDiedError:
                 return
             if isinstance(message, Died):
-                self._note_death(message)
+                self._note_deaths(message)
 
-    def _note_death(self, died: Died) -> None:
-        if died.pid in self._leaving:
-            self._leaving.pop(died.pid)[0].close()
+    def _note_deaths(self, died: Died) -> None:
+        for pid, status in died.statuses.items():
+            self._note_death(pid, status)
+
+    def _note_death(self, pid: int, status: int) -> None:
+        if pid in self._leaving:
+            self._leaving.pop(pid)[0].close()
             return
-        if any(copy.pid == died.pid for copy in self._parting):
-            gone = next(copy for copy in self._parting if copy.pid == died.pid)
+        if any(copy.pid == pid for copy in self._parting):
+            gone = next(copy for copy in self._parting if copy.pid == pid)
             self._parting.remove(gone)
             gone.close()
             return
         for index, copy in list(self._copies.items()):
-            if copy.pid == died.pid:
-                self._bury(index, "died", processes.describe_status(died.status))
+            if copy.pid == pid:
+                self._bury(index, "died", processes.describe_status(status))
                 return
         # Perhaps a copy whose pid is not known here yet.
-        self._unclaimed[died.pid] = died
+        self._unclaimed[pid] = status
 
     def _bury(self, index: int, kind: Any, reason: str) -> None:
         copy = self._copies[index]
         self._dead[index] = Failure(index, f"pid {copy.pid}", kind, reason, stderr=copy.stderr.tail(), traceback="")
+        if self._begun[index] and not self._busy_view[index] and self._flags_view[index] != ON_SOCKET:
+            # It had finished before it died: this batch counts, the next fails.
+            self._spared.add(index)
+            if self._flags_view[index]:
+                self._take_answers([index])
         self._discard(index)
 
     def _discard(self, index: int) -> None:
@@ -507,15 +553,17 @@ class LocalFleet(Fleet):
             copy.close()
         self._alive_mask[index] = 0
         self._busy_view[index] = 0
+        # An answer that came too late belongs to nobody.
+        self._flags_view[index] = 0
         self._strays = True
         # The last copy to finish wakes this process; that one may have finished just before.
         self._add()
 
-    def _lose_base(self) -> None:
+    def _lose_base(self, error: BaseDiedError | None = None) -> None:
         """The base is gone, and its copies with it."""
         if self._base_error is not None:
             return
-        self._base_error = self._base_died()
+        self._base_error = error or self._base_died()
         with contextlib.suppress(KeyError):
             self._poller.unregister(self._sock)
         reason = f"was lost with its base: {str(self._base_error).splitlines()[0]}"
@@ -530,7 +578,23 @@ class LocalFleet(Fleet):
         if self._base_error is not None:
             raise self._base_error
 
+    def abandon(self) -> None:
+        """The base is being closed: end every copy, and fail whatever is asked of them from here on.
+
+        The descriptors stay until :meth:`close`, since another thread may be waiting on them.
+        """
+        if self._closed or self._base_error is not None:
+            return
+        with contextlib.suppress(PrizedGymError):
+            self._leave_gently(time.monotonic() + 1.0)
+        self._lose_base(BaseDiedError("the base was closed"))
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     # Failure and end
+
+    def resetting(self, index: int) -> bool:
+        return self._busy_view[index] == RESETTING
 
     def alive(self, index: int) -> bool:
         return bool(self._alive_mask[index])
@@ -574,6 +638,8 @@ class LocalFleet(Fleet):
             if messages.wait_readable(self._sock, deadline):
                 self._drain_base()
         if index in self._copies:
+            if self._copies[index].pid:
+                processes.kill(self._copies[index].pid)
             self._bury(index, "died", "closed its connection")
 
     def usage(self, index: int) -> Usage:
@@ -583,9 +649,15 @@ class LocalFleet(Fleet):
         """Let copies go: idle ones close their environments in their own time, busy ones are killed."""
         if not indices:
             return
-        for index in indices:
-            if self._begun[index]:
-                self.end(index)
+        at_work = [index for index in indices if self._begun[index] and index in self._copies]
+        for index in at_work:
+            if self._copies[index].pid:
+                processes.kill(self._copies[index].pid)
+            else:
+                # A branch that was interrupted before it could say who it is: it ends with its socket.
+                self._discard(index)
+        for index in at_work:
+            self._await_death(index)
         idle = [index for index in indices if index in self._copies]
         if idle:
             self._listen_to_sockets()

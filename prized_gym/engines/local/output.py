@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import selectors
@@ -23,6 +24,7 @@ class Stream:
         self.name = name
         self.fd, self.write_fd = os.pipe()
         os.set_blocking(self.fd, False)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tail: deque[bytes] = deque()
         self._kept = 0
         PUMP.add(self)
@@ -43,6 +45,10 @@ class Stream:
         PUMP.remove(self)
         self.give_away()
 
+    def decode(self, data: bytes) -> str:
+        """The text of what was read, a character cut in two kept for the next time."""
+        return self._decoder.decode(data)
+
     def keep(self, data: bytes) -> None:
         self._tail.append(data)
         self._kept += len(data)
@@ -58,6 +64,11 @@ class Pump:
         self._streams: dict[int, Stream] = {}
         self._selector: selectors.BaseSelector | None = None
         self._pid = -1
+
+    def forget_all(self) -> None:
+        """Begin anew, in a fork of this process."""
+        self._lock = threading.RLock()
+        self._streams = {}
 
     def add(self, stream: Stream) -> None:
         with self._lock:
@@ -115,18 +126,22 @@ class Pump:
                 self._forget(stream.fd)
                 return False
             stream.keep(data)
-            _emit(stream.name, data)
+            _emit(stream.name, stream.decode(data))
 
 
-def _emit(name: str, data: bytes) -> None:
+def _emit(name: str, text: str) -> None:
     target = getattr(sys, name, None)
     if target is None:
         return
-    try:
-        target.write(data.decode("utf-8", "replace"))
-        target.flush()
-    except (OSError, ValueError):
-        pass
+    # Whatever the user has put in the place of stdout must not end the thread that empties the pipes.
+    with contextlib.suppress(Exception):
+        target.write(text)
+        flush = getattr(target, "flush", None)
+        if callable(flush):
+            flush()
 
 
 PUMP = Pump()
+if hasattr(os, "register_at_fork"):
+    # A fork of the trainer may find the lock taken by a thread it does not have.
+    os.register_at_fork(after_in_child=PUMP.forget_all)

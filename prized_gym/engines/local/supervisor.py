@@ -81,6 +81,7 @@ def _watch(lifeline: int, base: int) -> int | None:
     os.set_blocking(write, False)
     os.set_blocking(read, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     signal.signal(signal.SIGCHLD, lambda *_: None)
     poller = select.poll()
     poller.register(lifeline, select.POLLIN)
