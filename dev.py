@@ -16,7 +16,8 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-ENVIRONMENTS = {"quickstart": (".venv", ""), "bench": (".venv", ""), "test": (".venv-test", "test"), "check": (".venv-test", "test")}
+TESTS = "test,test-integrations"
+ENVIRONMENTS = {"quickstart": (".venv", ""), "bench": (".venv", ""), "test": (".venv-test", TESTS), "check": (".venv-test", TESTS)}
 
 
 def python_in(folder: Path) -> Path:

@@ -152,17 +152,20 @@ class LocalBase(BaseHandle):
         return fleet
 
     def reset_environment(self, seed: int | None) -> None:
+        limit = self._timeout
+        deadline = None if limit is None else time.monotonic() + limit
         try:
             with self._lock:
                 messages.send(self._control, cloudpickle.dumps(base_process.ResetRequest(seed)))
-                limit = self._timeout
-                if limit is not None and not messages.wait_readable(self._control, time.monotonic() + limit):
-                    raise SetupTimeoutError(
-                        f"the environment was not reset in the base within setup_timeout={limit:g} s{self._last_words()}"
-                    )
-                answer = cloudpickle.loads(messages.receive(self._control))
+                in_time = messages.wait_readable(self._control, deadline)
+                answer = cloudpickle.loads(messages.receive(self._control)) if in_time else None
         except (messages.Hangup, OSError) as error:
             raise self.died() from error
+        if not in_time:
+            words = self._last_words()
+            self._process.kill()
+            self.close()
+            raise SetupTimeoutError(f"the environment was not reset in the base within setup_timeout={limit:g} s{words}")
         if answer is not None:
             raise _remote_error(answer, "the environment could not be reset in the base")
 

@@ -452,6 +452,10 @@ class LocalFleet(Fleet):
                 if self._pid == os.getpid()
                 else f"these copies belong to process {self._pid}, of which this one is a fork"
             )
+        if self._base_error is not None:
+            reason = f"was lost with its base: {str(self._base_error).splitlines()[0]}"
+            for index in self._everyone:
+                self._dead.setdefault(index, Failure(index, "gone", "base", reason))
 
     # Who waits where
 
