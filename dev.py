@@ -1,9 +1,9 @@
 """Everything a checkout needs, in a virtual environment it sets up itself. Only Python (3.10 or later) and pip needed.
 
-    python3 dev.py quickstart     run examples/quickstart.py
-    python3 dev.py test           lint, types and all tests that can run here (add pytest arguments as you like)
-    python3 dev.py check          lint and types only
-    python3 dev.py bench ...      a benchmark, such as `bench step` or `bench fork`
+python3 dev.py quickstart     run examples/quickstart.py
+python3 dev.py test           lint, types and all tests that can run here (add pytest arguments as you like)
+python3 dev.py check          lint and types only
+python3 dev.py bench ...      a benchmark, such as `bench step` or `bench fork`
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 TESTS = "test,test-integrations"
-ENVIRONMENTS = {"quickstart": (".venv", ""), "bench": (".venv", ""), "test": (".venv-test", TESTS), "check": (".venv-test", TESTS)}
+ENVIRONMENTS = {
+    "quickstart": (".venv", ""),
+    "bench": (".venv", ""),
+    "test": (".venv-test", TESTS),
+    "check": (".venv-test", TESTS),
+}
 
 
 def python_in(folder: Path) -> Path:
@@ -38,7 +43,16 @@ def prepare(name: str, extra: str) -> Path:
     if not stamp.exists() or stamp.read_text() != wanted:
         pip = [str(python), "-m", "pip"] if has_pip else [sys.executable, "-m", "pip", "--python", str(python)]
         target = f"{ROOT}[{extra}]" if extra else str(ROOT)
-        command = [*pip, "install", "--quiet", "--disable-pip-version-check", "-e", target, "-c", str(ROOT / "constraints.txt")]
+        command = [
+            *pip,
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "-e",
+            target,
+            "-c",
+            str(ROOT / "constraints.txt"),
+        ]
         subprocess.run(command, check=True)
         stamp.write_text(wanted)
     return python

@@ -10,7 +10,6 @@ from gymnasium import spaces
 
 from prized_gym.batch import AnySpace, Array, Leaf, is_bare_array, leaves
 
-
 _FEW = 32
 
 

@@ -38,7 +38,9 @@ class Large(gym.Env[Any, Any]):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--copies", type=int, default=8, help="number of copies (default: 8)")
-    parser.add_argument("--gigabytes", type=float, nargs="+", default=[0.0, 2.0], help="sizes of the base (default: 0 2)")
+    parser.add_argument(
+        "--gigabytes", type=float, nargs="+", default=[0.0, 2.0], help="sizes of the base (default: 0 2)"
+    )
     parser.add_argument("--repeats", type=int, default=20, help="later resets (default: 20)")
 
 

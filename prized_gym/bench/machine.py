@@ -25,6 +25,8 @@ def describe() -> str:
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, its columns aligned."""
     widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
-    lines = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in (header, *rows)]
+    lines = [
+        " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in (header, *rows)
+    ]
     rule = " | ".join("-" * width for width in widths)
     return "\n".join(f"| {line} |" for line in (lines[0], rule, *lines[1:]))

@@ -72,12 +72,12 @@ def run(options: argparse.Namespace) -> None:
             )
     header = ["environment", "copies", *(f"{kind}, k steps/s" for kind in KINDS), "x Async", "x Sync"]
     print(table(header, rows))
-    print(f"Medians of {options.repeats} interleaved repeats; in brackets the least and the greatest ratio of a repeat.")
+    print(
+        f"Medians of {options.repeats} interleaved repeats; in brackets the least and the greatest ratio of a repeat."
+    )
 
 
-def measure(
-    make: Callable[[], gym.Env[Any, Any]], copies: int, repeats: int, seconds: float
-) -> dict[str, list[float]]:
+def measure(make: Callable[[], gym.Env[Any, Any]], copies: int, repeats: int, seconds: float) -> dict[str, list[float]]:
     """Environment steps per second of each kind of vector environment, one figure per repeat."""
     actions = np.random.default_rng(0).integers(0, 2, (64, copies))
     made = {kind: build([make] * copies) for kind, build in KINDS.items()}

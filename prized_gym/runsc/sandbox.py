@@ -131,7 +131,9 @@ class Sandbox:
         _check_outbound(network, found)
         maker = Maker.get(found)
         try:
-            [box] = cls._bring(maker, spec, _strings(labels), maker.root(mounts=binds), None, 1, idle_after, start_timeout)
+            [box] = cls._bring(
+                maker, spec, _strings(labels), maker.root(mounts=binds), None, 1, idle_after, start_timeout
+            )
         finally:
             maker.leave()
         try:

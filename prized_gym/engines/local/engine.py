@@ -165,7 +165,9 @@ class LocalBase(BaseHandle):
             words = self._last_words()
             self._process.kill()
             self.close()
-            raise SetupTimeoutError(f"the environment was not reset in the base within setup_timeout={limit:g} s{words}")
+            raise SetupTimeoutError(
+                f"the environment was not reset in the base within setup_timeout={limit:g} s{words}"
+            )
         if answer is not None:
             raise _remote_error(answer, "the environment could not be reset in the base")
 
