@@ -84,7 +84,6 @@ base.close()
 started = time.perf_counter()
 Maze()
 anew = time.perf_counter() - started
-print(
-    f"saved    building Maze() takes {anew:.2f} s: {COPIES} copies, {RESETS} times, would have cost {anew * COPIES * RESETS:.0f} s;"
-)
+print(f"saved    building Maze() takes {anew:.2f} s:", end=" ")
+print(f"{COPIES} copies, {RESETS} times, would have cost {anew * COPIES * RESETS:.0f} s;")
 print(f"         warming and forking took {warmed + sum(times):.2f} s")
