@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from process_tools import own_descendants
 
 
 @pytest.fixture(params=["local", "inline"])
 def engine(request: pytest.FixtureRequest) -> str:
     """Each engine that runs with no more than this machine."""
     return str(request.param)
-
-
-def descendants() -> dict[int, str]:
-    """The processes below this one, with their command lines."""
-    found: dict[int, str] = {}
-    queue = [os.getpid()]
-    while queue:
-        pid = queue.pop()
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(OSError):
-                    for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
-                        with contextlib.suppress(OSError):
-                            line = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-                            found[int(child)] = line
-                            queue.append(int(child))
-    return found
-
-
-def own_descendants() -> dict[int, str]:
-    """Those of them that this library made."""
-    return {pid: line for pid, line in descendants().items() if "prized_gym" in line}
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import own_descendants
 from envs import Faulty, Loaded, make_loaded, not_an_env
 from gymnasium import spaces
+from process_tools import own_descendants
 
 import prized_gym
 from prized_gym import Base, ForkedVectorEnv, SetupError, SetupTimeoutError

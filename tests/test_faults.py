@@ -15,10 +15,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import descendants
 from envs import Faulty
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
+from process_tools import descendants
 
 import prized_gym
 from prized_gym import CopyDiedError, CopyTimeoutError, ForkedVectorEnv, InterruptedStepError

@@ -31,8 +31,8 @@ _FORK_TIMEOUT = 60.0
 _GRACE = 5.0
 """Seconds a copy may take over ``env.close()`` when it is replaced or its fleet is closed."""
 _AT_ONCE = messages.MAX_FDS // 2
-_PIN_BELOW = 200e-6
-_UNPIN_ABOVE = 1e-3
+_PIN_BELOW = 400e-6
+_UNPIN_ABOVE = 2e-3
 """Seconds of one core per copy-step. Cheap copies are bound by the scheduler, and gain when each stays on its core (measured:
 a quarter with 8 copies on 2 cores, a half with 64); dear ones are better off where there is room."""
 _FOR_EVER = 1e6
