@@ -1056,7 +1056,12 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     def _replace_fleet(self) -> Fleet:
         """A fleet of a rebuilt base, with the observations of the old one."""
         old, self._fleet = self._fleet, None
-        new = self._live_fleet()
+        try:
+            new = self._live_fleet()
+        except BaseException:
+            # There is no other: the old one is still to be closed.
+            self._fleet = old
+            raise
         if old is not None:
             for target, source in zip(new.observations.arrays, old.observations.arrays, strict=True):
                 target[...] = source
