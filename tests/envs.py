@@ -38,7 +38,6 @@ SPACES: dict[str, gym.Space[Any]] = {
     "tuple": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)]),
     "dict_of_one": spaces.Dict({"x": spaces.Box(-1, 1, (2,), np.float32)}),
     "tuple_of_one": spaces.Tuple((spaces.Discrete(3),)),
-    "dict_with_an_empty_one": spaces.Dict({"nothing": spaces.Dict({}), "x": spaces.MultiBinary(2)}),
     "nested": spaces.Dict(
         {
             "position": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(3)]),
