@@ -15,7 +15,7 @@ from envs import ManyGenerators
 from prized_gym import Base, ForkedVectorEnv
 from prized_gym.seeding import SeedStream, reseed
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(300)
 
 
 def play(envs: ForkedVectorEnv, steps: int = 3) -> np.ndarray[Any, Any]:
