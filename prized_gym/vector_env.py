@@ -358,9 +358,6 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         try:
             fleet.fork(first, timeout)
         except BaseDiedError:
-            if self.base.alive:
-                # Another vector environment has had it rebuilt, or this one's connection is lost.
-                pass
             fleet = self._replace_fleet()
             fleet.fork(first, timeout)
         for index in first:
