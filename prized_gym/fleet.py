@@ -110,6 +110,11 @@ class Usage:
     memory_gb: float = float("nan")
 
 
+def not_forked(index: int) -> Failure:
+    """What there is to say of a copy that was never made."""
+    return Failure(index, "not forked", "died", "does not exist")
+
+
 class Fleet(ABC):
     """N copies of one base.
 
@@ -134,6 +139,7 @@ class Fleet(ABC):
         self.finals: dict[int, tuple[Any, dict[str, Any]]] = {}
         self.results: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
+        self._dead: dict[int, Failure] = {}
 
     def allocate(self, observation_space: AnySpace, action_space: AnySpace) -> None:
         """Make the buffers in this process's own memory."""
@@ -216,6 +222,10 @@ class Fleet(ABC):
         Args:
             timed_out: the time limit in seconds it exceeded, if that is why.
         """
+
+    def lose(self, index: int, failure: Failure) -> None:
+        """Take over copy ``index`` as lost: whoever asks something of it before it is forked gets ``failure``."""
+        self._dead[index] = failure
 
     @abstractmethod
     def where(self, index: int) -> str:

@@ -1068,6 +1068,8 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             # Whoever was still at work has failed with the base.
             self._early.update(old.wait(None, 0.0))
             new.infos, new.finals, new.results, new.failures = old.infos, old.finals, old.results, old.failures
+            for index in range(self.num_envs):
+                new.lose(index, old.end(index))
             old.close(timeout=0.0)
         return new
 

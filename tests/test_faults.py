@@ -265,6 +265,30 @@ def test_a_killed_base_is_rebuilt(on_failure: Any, mode: AutoresetMode) -> None:
         envs.close()
 
 
+@pytest.mark.parametrize("on_failure", ["raise", "truncate"])
+def test_a_masked_reset_that_rebuilds_the_base_does_not_bring_back_the_others(on_failure: Any) -> None:
+    envs = ForkedVectorEnv(Faulty, num_envs=2, on_failure=on_failure, autoreset_mode=AutoresetMode.DISABLED)
+    try:
+        envs.reset(seed=0)
+        envs.step(actions(2))
+        pid = int(envs.base._handle.where.split()[1])
+        os.kill(pid, signal.SIGKILL)
+        while envs.base._handle.alive:
+            time.sleep(0.01)
+        envs.reset(options={"reset_mask": np.array([True, False])})
+        if on_failure == "raise":
+            with pytest.raises(prized_gym.BaseDiedError, match="copy 1.*SIGKILL"):
+                envs.step(actions(2))
+        else:
+            _, _, _, truncations, infos = envs.step(actions(2))
+            assert truncations.tolist() == [False, True]
+            assert "lost with its base" in infos["failure"][1]
+            envs.reset(options={"reset_mask": truncations})
+            assert not envs.step(actions(2))[3].any()
+    finally:
+        envs.close()
+
+
 @pytest.mark.parametrize(
     ("batch", "error", "words"),
     [

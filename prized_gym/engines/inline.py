@@ -13,7 +13,7 @@ from prized_gym.batch import Array
 from prized_gym.calls import perform
 from prized_gym.engines.interface import BaseHandle, Description, Engine
 from prized_gym.errors import EngineUnavailableError, Failure
-from prized_gym.fleet import Call, Command, Fleet, Fresh, Reseed, Reset, SetAttr, Start, Usage
+from prized_gym.fleet import Call, Command, Fleet, Fresh, Reseed, Reset, SetAttr, Start, Usage, not_forked
 from prized_gym.recipe import AnyEnv, Recipe, build, build_env
 from prized_gym.seeding import fresh_entropy, reseed, set_random_state
 
@@ -151,8 +151,10 @@ class InlineFleet(Fleet):
     def _do(self, index: int, op: int, argument: Any) -> None:
         if op == ops.NOOP:
             return
-        env = self._envs[index]
-        if op == ops.RESET:
+        env = self._envs.get(index)
+        if env is None:
+            self.failures[index] = self._dead.get(index) or not_forked(index)
+        elif op == ops.RESET:
             self._began(index, *env.reset())
         elif op == ops.COMMAND:
             self._command(index, env, argument)

@@ -25,7 +25,7 @@ from prized_gym.engines.local.base_process import Adopted, Adopting, Died, Forke
 from prized_gym.engines.local.copy_process import STACK_SIGNAL, Answer, Branch, Raised, load_exception
 from prized_gym.engines.local.output import Stream
 from prized_gym.errors import BaseDiedError, Failure, ForkUnsafeError, PrizedGymError
-from prized_gym.fleet import Command, Fleet, Usage
+from prized_gym.fleet import Command, Fleet, Usage, not_forked
 
 _FORK_TIMEOUT = 60.0
 _GRACE = 5.0
@@ -89,7 +89,7 @@ class LocalFleet(Fleet):
         self._leaving: dict[int, tuple[_Copy, float]] = {}
         self._spared: set[int] = set()
         self._unclaimed: dict[int, int] = {}
-        self._dead: dict[int, Failure] = {}
+        self._dead = {index: not_forked(index) for index in range(size)}
         self._begun = bytearray(size)
         self._none = bytes(size)
         self._everyone = list(range(size))
@@ -265,10 +265,9 @@ class LocalFleet(Fleet):
                     pids.append(pid)
                     self._set_pid(index, pid)
                 else:
+                    unborn = Failure(index, f"branch of copy {source}", "died", "was never forked off its source")
+                    self._dead.setdefault(index, unborn)
                     self._discard(index)
-                    self._dead.setdefault(
-                        index, Failure(index, f"branch of copy {source}", "died", "was never forked off its source")
-                    )
                     self.failures.setdefault(index, self._dead[index])
         finally:
             for remote in theirs:
@@ -455,7 +454,8 @@ class LocalFleet(Fleet):
         if self._base_error is not None:
             reason = f"was lost with its base: {str(self._base_error).splitlines()[0]}"
             for index in self._everyone:
-                self._dead.setdefault(index, Failure(index, "gone", "base", reason))
+                if self._dead.get(index, not_forked(index)) == not_forked(index):
+                    self._dead[index] = Failure(index, "gone", "base", reason)
 
     # Who waits where
 
@@ -555,6 +555,7 @@ class LocalFleet(Fleet):
         copy = self._copies.pop(index, None)
         if copy is not None:
             copy.close()
+        self._dead.setdefault(index, not_forked(index))
         self._alive_mask[index] = 0
         self._busy_view[index] = 0
         # An answer that came too late belongs to nobody.
@@ -612,7 +613,7 @@ class LocalFleet(Fleet):
     def end(self, index: int, timed_out: float | None = None) -> Failure:
         copy = self._copies.get(index)
         if copy is None:
-            return self._dead.get(index) or Failure(index, "not forked", "died", "does not exist")
+            return self._dead.get(index) or not_forked(index)
         stack = ""
         if timed_out is not None:
             stack = _stack_of(copy.pid)
@@ -675,7 +676,7 @@ class LocalFleet(Fleet):
             self._busy_view[index] = 0
             self._begun[index] = 0
             self._flags_view[index] = 0
-            self._dead.pop(index, None)
+            self._dead[index] = not_forked(index)
             self.failures.pop(index, None)
 
     def _dismiss(self) -> None:

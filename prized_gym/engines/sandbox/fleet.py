@@ -23,7 +23,7 @@ from prized_gym.engines.sandbox.conversation import Conversation
 from prized_gym.engines.sandbox.driver import Sandbox
 from prized_gym.engines.sandbox.failures import Watch, explain, look
 from prized_gym.errors import Failure, SandboxError
-from prized_gym.fleet import Command, Fleet, Reset, Usage
+from prized_gym.fleet import Command, Fleet, Reset, Usage, not_forked
 from prized_gym.protocols import StepAnswer
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ class SandboxFleet(Fleet):
         description = base.description
         self.allocate(description.observation_space, description.action_space)
         self._members: dict[int, Member] = {}
-        self._dead: dict[int, Failure] = {}
         self._begun: dict[int, Job] = {}
         self._finished: dict[int, Any] = {}
         self._changed = threading.Condition()
@@ -120,7 +119,7 @@ class SandboxFleet(Fleet):
         self._retire(targets)
         member = self._members.get(source)
         if member is None:
-            self.failures[source] = self._dead.get(source) or Failure(source, "not forked", "died", "does not exist")
+            self.failures[source] = self._dead.get(source) or not_forked(source)
             return
         try:
             boxes = self._base.fork_copy(member.box, len(targets), FORK_TIMEOUT)
@@ -171,7 +170,7 @@ class SandboxFleet(Fleet):
         return Job(index, partial(member.conversation.step, argument, op == ops.STEP_RESET, self._step_limit))
 
     async def _missing(self, index: int) -> Failure:
-        return self._dead.get(index) or Failure(index, "not forked", "died", "does not exist")
+        return self._dead.get(index) or not_forked(index)
 
     async def _command(self, index: int, member: Member, command: Command) -> Any:
         limit = self._reset_limit if isinstance(command, Reset) else None
@@ -293,7 +292,7 @@ class SandboxFleet(Fleet):
         self._drop([index])
         member = self._members.get(index)
         if member is None:
-            return self._dead.get(index) or Failure(index, "not forked", "died", "does not exist")
+            return self._dead.get(index) or not_forked(index)
         failure = Failure(index, self.where(index), "died", "was ended")
         if timed_out is not None:
             reason = f"did not answer within {timed_out:g} s and was ended"
