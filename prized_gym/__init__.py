@@ -28,6 +28,8 @@ from prized_gym.errors import (
     SetupTimeoutError,
 )
 from prized_gym.history import Episode
+from prized_gym.pricing import Prices
+from prized_gym.rollout import Rollout, Rollouts, Summary, rollouts
 from prized_gym.vector_env import ForkedVectorEnv
 
 if _TYPE_CHECKING:
@@ -51,13 +53,18 @@ __all__ = [
     "ForkedVectorEnv",
     "InterruptedStepError",
     "MissingExtraError",
+    "Prices",
     "PrizedGymError",
+    "Rollout",
+    "Rollouts",
     "SandboxDiedError",
     "SandboxError",
     "SandboxTimeoutError",
     "SetupError",
     "SetupTimeoutError",
+    "Summary",
     "__version__",
+    "rollouts",
 ]
 
 if "prized_gym/Forked-v0" not in _gymnasium.registry:

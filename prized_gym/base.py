@@ -240,7 +240,17 @@ class Base:
                 self._handle.reset_environment(self._reset_seed)
         return self._handle.fleet(size)
 
+    def reset_environment(self) -> None:
+        """Reset the environment in the base, if that has not been done, for copies to start from."""
+        with self._lock:
+            self._handle.reset_environment(self._reset_seed)
+
     # A base that is a sandbox
+
+    @property
+    def is_sandbox(self) -> bool:
+        """Whether it is a whole sandbox, with commands, files and servers."""
+        return self._engine.sandboxes
 
     @property
     def id(self) -> str:
@@ -275,7 +285,7 @@ class Base:
             BaseDiedError: the base is gone. SandboxError: it could not be forked.
             EngineUnavailableError: the base is no sandbox.
         """
-        handle = self._sandbox_handle()
+        handle = self.sandbox_handle()
         return handle.fork(n, labels, network, timeout)
 
     def pause(self) -> None:
@@ -291,12 +301,17 @@ class Base:
 
         This base is closed; copies made from it with :meth:`fork` live on.
         """
-        handle = self._sandbox_handle()
+        handle = self.sandbox_handle()
         kept = handle.keep()
         self.closed = True
         return kept
 
-    def _sandbox_handle(self) -> SandboxBase:
+    def sandbox_handle(self) -> SandboxBase:
+        """The base as its engine holds it.
+
+        Raises:
+            EngineUnavailableError: it is no sandbox. BaseDiedError: it is closed.
+        """
         if not self._engine.sandboxes:
             raise EngineUnavailableError(
                 f"a base of engine={self.engine!r} is no sandbox: commands, files, fork() and keep() need "
@@ -307,7 +322,7 @@ class Base:
         return cast("SandboxBase", self._handle)
 
     def _sandbox(self) -> Copy:
-        handle = self._sandbox_handle()
+        handle = self.sandbox_handle()
         handle.check_alive()
         return handle.hand
 

@@ -235,6 +235,12 @@ class Fleet(ABC):
         """What copy ``index`` has used so far."""
         return Usage()
 
+    def release(self, indices: Sequence[int]) -> None:
+        """Let idle copies go, their environments closed. Copies that do not exist may be among them."""
+        for index in indices:
+            if self.alive(index):
+                self.end(index)
+
     @abstractmethod
     def close(self, timeout: float | None = None) -> None:
         """End every copy: gently within ``timeout`` seconds, then by force. Can be called again, never raises."""

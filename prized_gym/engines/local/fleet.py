@@ -679,6 +679,10 @@ class LocalFleet(Fleet):
             self._dead[index] = not_forked(index)
             self.failures.pop(index, None)
 
+    def release(self, indices: Sequence[int]) -> None:
+        self._retire(indices)
+        self._dismiss()
+
     def _dismiss(self) -> None:
         """Let the copies that were replaced end: after the new ones have answered, which a caller waits for."""
         for copy in self._parting:

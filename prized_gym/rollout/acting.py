@@ -1,0 +1,116 @@
+"""A policy acting in an environment that is served in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from prized_gym.channels import background
+from prized_gym.channels.channel import ChannelError
+from prized_gym.engines.sandbox.conversation import Conversation
+from prized_gym.engines.sandbox.failures import Watch
+from prized_gym.fleet import Fresh, Reseed, Reset
+from prized_gym.rollout.agenda import Work
+from prized_gym.rollout.policy import Policy, UserLoop
+from prized_gym.rollout.stepping import options_of
+from prized_gym.rollout.ways import Outcome, Place, UserError, Way, finite
+
+if TYPE_CHECKING:
+    from prized_gym.engines.sandbox.engine import SandboxBase
+
+_ANSWERING = 30.0
+
+
+class PolicyWay(Way):
+    """``policy(observation, info)`` acts until the episode ends.
+
+    A plain policy is called by one thread, one call at a time; a coroutine function runs in the user's loop. A batched one
+    gets whatever copies are waiting when it is free.
+    """
+
+    def __init__(self, handle: SandboxBase, policy: Policy, loop: UserLoop, from_base: bool) -> None:
+        self._handle = handle
+        self._policy = policy
+        self._loop = loop
+        self._from_base = from_base
+        self._thread = background.Threads(1)
+        self._waiting: list[tuple[Any, dict[str, Any], asyncio.Future[Any]]] = []
+        self._asking: asyncio.Task[None] | None = None
+
+    async def play(self, place: Place, work: Work, timeout: float | None) -> Outcome:
+        talk = self._handle.conversation(place.box)
+        try:
+            return await self._play(talk, place, work)
+        finally:
+            talk.channel.close()
+
+    async def _play(self, talk: Conversation, place: Place, work: Work) -> Outcome:
+        if not await talk.wait_ready(talk.protocol.ready(), time.monotonic() + _ANSWERING, Watch(place.box)):
+            raise ChannelError("refused", "its server does not answer")
+        seed = work.seed if work.start is None else work.start
+        command = Reset(seed, options_of(work.task), fresh=Fresh(seed), from_base=self._from_base)
+        observation, info = await talk.command(place.slot, command, None)
+        if work.start is not None:
+            await talk.command(place.slot, Reseed(work.seed), None)
+        total = 0.0
+        while True:
+            action = await self._act(observation, info)
+            answer = await talk.step(action, False, None)
+            observation, info = answer.obs, answer.info
+            total += answer.reward
+            place.length += 1
+            place.so_far = info
+            if answer.terminated or answer.truncated:
+                return Outcome(finite(total), place.length, info)
+
+    async def _act(self, observation: Any, info: dict[str, Any]) -> Any:
+        if self._policy.batched:
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._waiting.append((observation, info, answer))
+            if self._asking is None:
+                self._asking = asyncio.get_running_loop().create_task(self._ask_for_all())
+            return await answer
+        return self._policy.single(self._policy.split(await self._ask(observation, info), 1), 0)
+
+    async def _ask(self, observation: Any, info: Any) -> Any:
+        """What the policy returned; what it raised as a ``UserError``."""
+        function = self._policy.function
+        try:
+            if self._policy.is_async:
+                return await asyncio.wrap_future(self._loop.submit(function(observation, info)))
+            return await asyncio.wrap_future(self._thread.submit(lambda: function(observation, info)))
+        except Exception as error:
+            raise UserError("the policy", error) from error
+
+    async def _ask_for_all(self) -> None:
+        """Ask a batched policy for all copies that wait, until none does."""
+        try:
+            while self._waiting:
+                # Those whose answers are in already join this batch.
+                await asyncio.sleep(0)
+                waiting, self._waiting = self._waiting, []
+                waiting = [each for each in waiting if not each[2].done()]
+                if waiting:
+                    await self._ask_for(waiting)
+        finally:
+            self._asking = None
+
+    async def _ask_for(self, waiting: list[tuple[Any, dict[str, Any], asyncio.Future[Any]]]) -> None:
+        count = len(waiting)
+        try:
+            observations = self._policy.stack([each[0] for each in waiting])
+            leaves = self._policy.split(await self._ask(observations, [each[1] for each in waiting]), count)
+            actions = [self._policy.single(leaves, number) for number in range(count)]
+        except Exception as error:
+            for *_, answer in waiting:
+                if not answer.done():
+                    answer.set_exception(error)
+            return
+        for (*_, answer), action in zip(waiting, actions, strict=True):
+            if not answer.done():
+                answer.set_result(action)
+
+    def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()

@@ -1,0 +1,185 @@
+"""Episodes played in sandboxes: forked in batches, played all at once, deleted as each ends."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prized_gym.channels import background
+from prized_gym.copy import Copy
+from prized_gym.engines.sandbox.driver import Sandbox
+from prized_gym.engines.sandbox.failures import explain, look
+from prized_gym.engines.sandbox.fleet import FORK_TIMEOUT
+from prized_gym.errors import BaseDiedError, Failure, SandboxError
+from prized_gym.pricing import Prices
+from prized_gym.rollout.agenda import Agenda, Work
+from prized_gym.rollout.policy import raised
+from prized_gym.rollout.record import Rollout
+from prized_gym.rollout.ways import EpisodeError, Outcome, Place, UserError, Way
+
+if TYPE_CHECKING:
+    from prized_gym.engines.sandbox.engine import SandboxBase
+
+_DEATH = 0.5
+
+
+class PlayedRollouts:
+    """Plays an agenda in sandboxes, each rollout in a fresh fork. Lives in the background loop.
+
+    Args:
+        handle: the base.
+        copies: the most alive at once.
+        way: how an episode is played.
+        agenda: what is played.
+        report: called with each rollout as it ends.
+        timeout: seconds a rollout may take; None for no limit.
+        prices: of a sandbox.
+        labels: of the copies; None: the base's.
+    """
+
+    def __init__(
+        self,
+        handle: SandboxBase,
+        copies: int,
+        way: Way,
+        agenda: Agenda,
+        report: Callable[[Work, Rollout], None],
+        *,
+        timeout: float | None,
+        prices: Prices,
+        labels: Mapping[str, str] | None,
+    ) -> None:
+        self._handle, self._way, self._agenda, self._report = handle, way, agenda, report
+        self._timeout, self._prices, self._labels = timeout, prices, labels
+        self._free = list(range(copies))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._forking: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Play everything. Cancelled, it first deletes what it made.
+
+        Raises:
+            BaseDiedError: the base is gone.
+        """
+        try:
+            while True:
+                works: list[Work] = []
+                if self._free and self._forking is None:
+                    # In a thread: seeds may be a generator of the user's that waits for something.
+                    works = await background.in_thread(partial(self._agenda.take, len(self._free)))
+                if works:
+                    self._forking = asyncio.create_task(self._fork(works))
+                waited = {*self._tasks, *([self._forking] if self._forking else [])}
+                if not waited:
+                    return
+                done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                self._tasks -= done
+                if self._forking in done:
+                    self._forking = None
+                for task in done:
+                    task.result()
+        finally:
+            await self._end_all()
+
+    async def _end_all(self) -> None:
+        left = {*self._tasks, *([self._forking] if self._forking else [])}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+            for task in left:
+                # Read, so that no one complains that it was not.
+                if not task.cancelled():
+                    task.exception()
+        self._way.close()
+
+    async def _fork(self, works: list[Work]) -> None:
+        slots = [self._free.pop(0) for _ in works]
+        forking = background.submit(
+            partial(self._handle.fork_boxes, len(works), FORK_TIMEOUT, self._labels and dict(self._labels))
+        )
+        try:
+            boxes = await asyncio.shield(asyncio.wrap_future(forking))
+        except asyncio.CancelledError:
+            await self._delete_late(asyncio.wrap_future(forking))
+            raise
+        except BaseDiedError:
+            raise
+        except Exception as error:
+            for slot, work in zip(slots, works, strict=True):
+                failure = f"copy {slot} could not be forked: {error}"
+                self._settle(work, Outcome(math.nan, 0, None), 0.0, "", failure)
+                self._free.append(slot)
+            return
+        for slot, work, box in zip(slots, works, boxes, strict=True):
+            self._tasks.add(asyncio.create_task(self._one(slot, work, box)))
+
+    async def _delete_late(self, forking: asyncio.Future[list[Sandbox]]) -> None:
+        """What a fork that nobody waits for any more still makes."""
+        try:
+            boxes = await forking
+        except Exception:
+            return
+        await asyncio.gather(*(background.in_thread(partial(self._handle.forget, box), urgent=True) for box in boxes))
+
+    async def _one(self, slot: int, work: Work, box: Sandbox) -> None:
+        place, started = Place(slot, Copy(self._handle, box), box), time.monotonic()
+        try:
+            playing = asyncio.create_task(self._way.play(place, work, self._timeout))
+            try:
+                await asyncio.wait([playing], timeout=self._timeout)
+                seconds = time.monotonic() - started
+                failure = None
+                if not playing.done():
+                    failure = await self._overdue(place)
+                elif (error := playing.exception()) is not None:
+                    failure = await self._why(place, error)
+                outcome = Outcome(math.nan, place.length, place.so_far) if failure else playing.result()
+            finally:
+                playing.cancel()
+            self._settle(work, outcome, seconds, box.id, failure)
+        finally:
+            await background.in_thread(place.copy.close, urgent=True)
+            self._free.append(slot)
+
+    async def _overdue(self, place: Place) -> str:
+        inside = await background.in_thread(partial(look, place.box, timeout=2.0), urgent=True)
+        reason = f"did not end within {self._timeout:g} s and was ended"
+        return Failure(place.slot, f"sandbox {place.box.id}", "timeout", reason, stderr=inside.log).describe()
+
+    async def _why(self, place: Place, error: BaseException) -> str:
+        """Why an episode failed, in several lines."""
+        where = f"copy {place.slot} (sandbox {place.box.id})"
+        if not isinstance(error, (EpisodeError, UserError)):
+            return (await explain(place.slot, place.box, error)).describe()
+        text = str(error) if isinstance(error, EpisodeError) else raised(error.what, error.error)
+        death = place.box.death
+        if isinstance(error, UserError) and isinstance(error.error, SandboxError):
+            # It may have met the end of the sandbox, whose news comes a moment later.
+            death = await background.in_thread(partial(place.box.wait_dead, _DEATH), urgent=True)
+        return f"{where} ended: {death}\n{text}" if death is not None else f"{where}: {text}"
+
+    def _settle(self, work: Work, outcome: Outcome, seconds: float, copy_id: str, failure: str | None) -> None:
+        shape = self._handle.plan.shape
+        cost = self._prices.cost(seconds=seconds, vcpu=shape.vcpu or 1.0, memory_gb=shape.memory_gb or 1.0)
+        if failure is not None and self._agenda.put_again(work, cost):
+            return
+        self._report(
+            work,
+            Rollout(
+                work.task,
+                work.seed,
+                outcome.reward,
+                outcome.length,
+                outcome.output,
+                seconds,
+                work.spent + cost,
+                copy_id,
+                failure,
+                work.attempt,
+            ),
+        )
