@@ -71,7 +71,15 @@ class PolicyWay(Way):
             if self._asking is None:
                 self._asking = asyncio.get_running_loop().create_task(self._ask_for_all())
             return await answer
-        return self._policy.single(self._policy.split(await self._ask(observation, info), 1), 0)
+        return self._actions(await self._ask(observation, info), 1)[0]
+
+    def _actions(self, answer: Any, count: int) -> list[Any]:
+        """What the policy returned as one action per copy; a ``UserError`` if it is none."""
+        try:
+            leaves = self._policy.split(answer, count)
+        except (ValueError, TypeError) as error:
+            raise UserError("the policy", error) from error
+        return [self._policy.single(leaves, number) for number in range(count)]
 
     async def _ask(self, observation: Any, info: Any) -> Any:
         """What the policy returned; what it raised as a ``UserError``."""
@@ -100,8 +108,7 @@ class PolicyWay(Way):
         count = len(waiting)
         try:
             observations = self._policy.stack([each[0] for each in waiting])
-            leaves = self._policy.split(await self._ask(observations, [each[1] for each in waiting]), count)
-            actions = [self._policy.single(leaves, number) for number in range(count)]
+            actions = self._actions(await self._ask(observations, [each[1] for each in waiting]), count)
         except Exception as error:
             for *_, answer in waiting:
                 if not answer.done():

@@ -6,8 +6,9 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from prized_gym.channels import background
 from prized_gym.copy import Copy
@@ -23,6 +24,8 @@ from prized_gym.rollout.ways import EpisodeError, Outcome, Place, UserError, Way
 
 if TYPE_CHECKING:
     from prized_gym.engines.sandbox.engine import SandboxBase
+
+_T = TypeVar("_T")
 
 _DEATH = 0.5
 
@@ -103,9 +106,10 @@ class PlayedRollouts:
             partial(self._handle.fork_boxes, len(works), FORK_TIMEOUT, self._labels and dict(self._labels))
         )
         try:
-            boxes = await asyncio.shield(asyncio.wrap_future(forking))
+            boxes = await _to_its_end(forking)
         except asyncio.CancelledError:
-            await self._delete_late(asyncio.wrap_future(forking))
+            if forking.done() and forking.exception() is None:
+                await asyncio.gather(*(self._forget(box) for box in forking.result()))
             raise
         except BaseDiedError:
             raise
@@ -118,13 +122,8 @@ class PlayedRollouts:
         for slot, work, box in zip(slots, works, boxes, strict=True):
             self._tasks.add(asyncio.create_task(self._one(slot, work, box)))
 
-    async def _delete_late(self, forking: asyncio.Future[list[Sandbox]]) -> None:
-        """What a fork that nobody waits for any more still makes."""
-        try:
-            boxes = await forking
-        except Exception:
-            return
-        await asyncio.gather(*(background.in_thread(partial(self._handle.forget, box), urgent=True) for box in boxes))
+    async def _forget(self, box: Sandbox) -> None:
+        await background.in_thread(partial(self._handle.forget, box), urgent=True)
 
     async def _one(self, slot: int, work: Work, box: Sandbox) -> None:
         place, started = Place(slot, Copy(self._handle, box), box), time.monotonic()
@@ -143,7 +142,7 @@ class PlayedRollouts:
                 playing.cancel()
             self._settle(work, outcome, seconds, box.id, failure)
         finally:
-            await background.in_thread(place.copy.close, urgent=True)
+            await _to_its_end(background.submit(place.copy.close, urgent=True))
             self._free.append(slot)
 
     async def _overdue(self, place: Place) -> str:
@@ -183,3 +182,13 @@ class PlayedRollouts:
                 work.attempt,
             ),
         )
+
+
+async def _to_its_end(future: Future[_T]) -> _T:
+    """The result of a call in a thread; cancelled, still not before the call has ended."""
+    waiting = asyncio.wrap_future(future)
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        await asyncio.wait([waiting])
+        raise

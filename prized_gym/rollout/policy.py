@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gymnasium.vector.utils import concatenate, create_empty_array
 
@@ -95,7 +95,7 @@ class Policy:
     def stack(self, observations: Sequence[Any]) -> Any:
         """Single observations as a batch."""
         space: Any = self._observation_space
-        return concatenate(space, observations, create_empty_array(space, n=len(observations)) or ())
+        return concatenate(space, observations, cast("Any", create_empty_array(space, n=len(observations))))
 
     def split(self, answer: Any, count: int) -> tuple[list[Any], list[list[Any]]]:
         """What the policy returned for ``count`` observations, as the leaves of a batch of actions.
