@@ -12,7 +12,7 @@ from prized_gym.engines.sandbox.conversation import Conversation
 from prized_gym.engines.sandbox.failures import Watch
 from prized_gym.fleet import Fresh, Reseed, Reset
 from prized_gym.rollout.agenda import Work
-from prized_gym.rollout.policy import Policy, UserLoop
+from prized_gym.rollout.policy import NoActionError, Policy, UserLoop
 from prized_gym.rollout.stepping import options_of
 from prized_gym.rollout.ways import Outcome, Place, UserError, Way, finite
 
@@ -77,7 +77,7 @@ class PolicyWay(Way):
         """What the policy returned as one action per copy; a ``UserError`` if it is none."""
         try:
             leaves = self._policy.split(answer, count)
-        except (ValueError, TypeError) as error:
+        except NoActionError as error:
             raise UserError("the policy", error) from error
         return [self._policy.single(leaves, number) for number in range(count)]
 

@@ -73,6 +73,10 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
+class NoActionError(ValueError):
+    """What a policy returned is no action."""
+
+
 class Policy:
     """A policy, and how one copy's action is read from what it returns.
 
@@ -101,9 +105,12 @@ class Policy:
         """What the policy returned for ``count`` observations, as the leaves of a batch of actions.
 
         Raises:
-            ValueError, TypeError: it is no such batch, or an action is outside its space.
+            NoActionError: it is no such batch, or an action is outside its space.
         """
-        return self._check.split(answer if self.batched else self._batch_of(answer), count)
+        try:
+            return self._check.split(answer if self.batched else self._batch_of(answer), count)
+        except (ValueError, TypeError) as error:
+            raise NoActionError(f"returned {answer!r:.200}: {error}") from error
 
     def single(self, leaves: tuple[list[Any], list[list[Any]]], number: int) -> Any:
         """Action ``number`` of what :meth:`split` gave."""
@@ -121,7 +128,9 @@ class Policy:
 
 
 def raised(what: str, error: BaseException) -> str:
-    """How a rollout's failure says that the user's own code raised."""
+    """How a rollout's failure says what the user's own code did."""
+    if isinstance(error, NoActionError):
+        return f"{what} {error}"
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
     return f"{what} raised {summary}\n--- traceback:\n{text.rstrip()}"
