@@ -102,9 +102,8 @@ class PlayedRollouts:
 
     async def _fork(self, works: list[Work]) -> None:
         slots = [self._free.pop(0) for _ in works]
-        forking = background.submit(
-            partial(self._handle.fork_boxes, len(works), FORK_TIMEOUT, self._labels and dict(self._labels))
-        )
+        labels = None if self._labels is None else dict(self._labels)
+        forking = background.submit(partial(self._handle.fork_boxes, len(works), FORK_TIMEOUT, labels))
         try:
             boxes = await _to_its_end(forking)
         except asyncio.CancelledError:

@@ -206,6 +206,8 @@ class SandboxBase(BaseHandle):
             BaseDiedError: it is gone.
             SandboxError: it could not be forked.
         """
+        # A provider may still fork what it has kept of a base that is gone.
+        self.check_alive()
         try:
             return self.fork_copy(self.box, count, timeout, labels, network or self.plan.copy_network)
         except SandboxDiedError as error:
