@@ -42,7 +42,7 @@ def test_quickstart() -> None:
         assert re.search(rf"^{word} ", printed, re.MULTILINE)
 
 
-@pytest.mark.parametrize("module", ["vector_env", "base", "env"])
+@pytest.mark.parametrize("module", ["vector_env", "base", "env", "protocols", "pricing", "rollout.run"])
 def test_docstrings(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"prized_gym.{module}"), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.attempted and not result.failed
