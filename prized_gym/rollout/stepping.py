@@ -7,9 +7,10 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class _Playing:
 
 @dataclass
 class _Thought:
-    """A policy's answer for some copies, there already or on its way."""
+    """A policy's answer for some copies, on its way."""
 
     indices: list[int]
     answer: Future[Any]
@@ -152,50 +153,57 @@ class SteppedRollouts:
     def _act(self) -> None:
         """Ask the policy for the copies that have an observation for it, and send what it has answered."""
         asking = [index for index, playing in self._playing.items() if playing.phase == "observed"]
-        for index in asking:
-            self._playing[index].phase = "thinking"
-        infos = [self._playing[index].info for index in asking]
-        if asking and self._policy.batched:
-            asking, infos = _sorted(asking, infos)
-            self._ask(asking, self._fleet.observations.rows(asking), infos)
-        else:
-            for index, info in zip(asking, infos, strict=True):
-                self._ask([index], self._fleet.observations.one(index), info)
-        answered = [thought for thought in self._thoughts if thought.answer.done()]
-        if answered:
+        answered: list[tuple[list[int], Callable[[], Any]]] = []
+        if asking:
+            for index in asking:
+                self._playing[index].phase = "thinking"
+            answered = self._ask(sorted(asking))
+        if self._thoughts:
+            answered += [
+                (thought.indices, thought.answer.result) for thought in self._thoughts if thought.answer.done()
+            ]
             self._thoughts = [thought for thought in self._thoughts if not thought.answer.done()]
+        if answered:
             self._send(answered)
 
-    def _ask(self, indices: list[int], observation: Any, info: Any) -> None:
-        answer: Future[Any] = Future()
-        if self._policy.is_async:
-            answer = self._loop.submit(self._policy.function(observation, info))
+    def _ask(self, asking: list[int]) -> list[tuple[list[int], Callable[[], Any]]]:
+        """Have the policy think about some copies; for one that answers at once, for whom and what gives the answer."""
+        function, observations = self._policy.function, self._fleet.observations
+        infos = [self._playing[index].info for index in asking]
+        questions: list[tuple[list[int], Any, Any]]
+        if self._policy.batched:
+            questions = [(asking, observations.rows(asking), infos)]
         else:
-            try:
-                answer.set_result(self._policy.function(observation, info))
-            except Exception as error:
-                answer.set_exception(error)
-        self._thoughts.append(_Thought(indices, answer))
+            questions = [([index], observations.one(index), info) for index, info in zip(asking, infos, strict=True)]
+        if not self._policy.is_async:
+            return [(indices, partial(function, seen, info)) for indices, seen, info in questions]
+        for indices, seen, info in questions:
+            self._thoughts.append(_Thought(indices, self._loop.submit(function(seen, info))))
+        return []
 
-    def _send(self, answered: Sequence[_Thought]) -> None:
+    def _send(self, answered: Sequence[tuple[list[int], Callable[[], Any]]]) -> None:
         indices: list[int] = []
         parts: list[tuple[list[Any], list[list[Any]]]] = []
-        for thought in answered:
-            # One that ran out of time has been replaced meanwhile.
+        for whose, answer in answered:
             try:
-                part = self._policy.split(thought.answer.result(), len(thought.indices))
+                part = self._policy.split(answer(), len(whose))
             except concurrent.futures.CancelledError:
+                # The loop it ran in was closed.
+                for index in whose:
+                    self._end(index, failure="the policy was cancelled")
                 continue
             except Exception as error:
-                for index in thought.indices:
+                for index in whose:
                     self._end(index, failure=raised("the policy", error))
                 continue
-            indices += thought.indices
+            indices += whose
             parts.append(part)
         if not indices:
             return
-        arrays = [np.concatenate(columns) for columns in zip(*(part[0] for part in parts), strict=True)]
-        objects = [list(itertools.chain(*columns)) for columns in zip(*(part[1] for part in parts), strict=True)]
+        arrays, objects = parts[0]
+        if len(parts) > 1:
+            arrays = [np.concatenate(columns) for columns in zip(*(part[0] for part in parts), strict=True)]
+            objects = [list(itertools.chain(*columns)) for columns in zip(*(part[1] for part in parts), strict=True)]
         for index in indices:
             self._playing[index].phase = "stepping"
         self._fleet.step_some(indices, arrays, objects, bytes([ops.STEP]) * len(indices))
@@ -308,8 +316,3 @@ class SteppedRollouts:
 def options_of(task: Any) -> dict[str, Any] | None:
     """A task as options of ``env.reset``."""
     return None if task is None else dict(task) if isinstance(task, dict) else {"task": task}
-
-
-def _sorted(indices: list[int], infos: list[Any]) -> tuple[list[int], list[Any]]:
-    order = sorted(range(len(indices)), key=indices.__getitem__)
-    return [indices[number] for number in order], [infos[number] for number in order]
