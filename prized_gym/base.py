@@ -381,38 +381,61 @@ def check_options(engine: type[Engine], options: Mapping[str, Any], owner: str) 
     return {**engine.options, **options}
 
 
+class _Shared:
+    """A shared base, which may still be being set up."""
+
+    def __init__(self, spec: EnvSpec, options: dict[str, Any]) -> None:
+        self.spec = spec
+        self.options = options
+        self.users = 0
+        self.base: Base | None = None
+        self.building = threading.Lock()
+
+    def fits(self, spec: EnvSpec, options: dict[str, Any]) -> bool:
+        usable = self.base is None or self.base.alive
+        return usable and _equal(spec, self.spec) and _equal(options, self.options)
+
+
 class SharedBases:
     """Bases that vector environments of this process share: those of an equal ``EnvSpec`` and equal options."""
 
     def __init__(self) -> None:
         # Reentrant: the garbage collector may close a vector environment of this thread at any moment.
         self._lock = threading.RLock()
-        self._shared: list[tuple[EnvSpec, dict[str, Any], Base, int]] = []
+        self._shared: list[_Shared] = []
 
     def acquire(self, spec: EnvSpec, options: dict[str, Any], progress: bool) -> Base:
         """The shared base of ``spec``, set up if there is none yet. To be given back with :meth:`release`."""
         with self._lock:
-            for number, (other, its_options, base, users) in enumerate(self._shared):
-                if _equal(spec, other) and _equal(options, its_options) and base.alive:
-                    self._shared[number] = (other, its_options, base, users + 1)
-                    return base
-            base = Base(spec, progress=progress, **options)
-            self._shared.append((spec, options, base, 1))
-            return base
+            entry = next((entry for entry in self._shared if entry.fits(spec, options)), None)
+            if entry is None:
+                entry = _Shared(spec, options)
+                self._shared.append(entry)
+            entry.users += 1
+        # Different bases are set up at the same time; of one, the second user waits for the first.
+        with entry.building:
+            if entry.base is None:
+                try:
+                    entry.base = Base(spec, progress=progress, **options)
+                except BaseException:
+                    self._leave(entry)
+                    raise
+            return entry.base
 
     def release(self, base: Base) -> None:
         """Give a base back; the last user closes it. A base that is not shared is left alone."""
         with self._lock:
-            for number, (spec, options, shared, users) in enumerate(self._shared):
-                if shared is base:
-                    if users > 1:
-                        self._shared[number] = (spec, options, base, users - 1)
-                        return
-                    del self._shared[number]
-                    break
-            else:
-                return
-        base.close()
+            entry = next((entry for entry in self._shared if entry.base is base), None)
+        if entry is not None and self._leave(entry):
+            base.close()
+
+    def _leave(self, entry: _Shared) -> bool:
+        """One user less; whether it was the last."""
+        with self._lock:
+            entry.users -= 1
+            if entry.users == 0:
+                self._shared.remove(entry)
+            return entry.users == 0
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 from envs import Faulty, Loaded, make_loaded, not_an_env
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from process_tools import own_descendants
 
 import prized_gym
 from prized_gym import Base, ForkedVectorEnv, SetupError, SetupTimeoutError
+from prized_gym.base import SHARED
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -442,3 +445,45 @@ def test_env_kwargs(engine: str) -> None:
     envs.reset(seed=0)
     assert envs.step([0])[1][0] == 0.0
     envs.close()
+
+
+class Meeting(Faulty):
+    """Is built once the file of the other has been seen."""
+
+    def __init__(self, folder: str, own: str, other: str) -> None:
+        super().__init__()
+        (Path(folder) / f"{own}.{os.getpid()}").touch()
+        deadline = time.monotonic() + 20
+        while not list(Path(folder).glob(f"{other}.*")):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{other} did not come")
+            time.sleep(0.01)
+
+
+def test_shared_bases_are_set_up_side_by_side_and_each_once(tmp_path: Path) -> None:
+    specs = [
+        EnvSpec("Meeting-v0", entry_point=Meeting, kwargs={"folder": str(tmp_path), "own": own, "other": other})
+        for own, other in (("a", "b"), ("b", "a"), ("a", "b"))
+    ]
+    made: list[ForkedVectorEnv] = []
+    threads = [threading.Thread(target=lambda spec=spec: made.append(ForkedVectorEnv(spec, 1))) for spec in specs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 3 and len({id(envs.base) for envs in made}) == 2
+    assert len(list(tmp_path.iterdir())) == 2
+    bases = [envs.base for envs in made]
+    for envs in made[:2]:
+        envs.close()
+    assert sum(base.closed for base in {id(base): base for base in bases}.values()) < 2
+    made[2].close()
+    assert all(base.closed for base in bases)
+
+
+def test_a_shared_base_that_cannot_be_set_up_is_not_kept() -> None:
+    spec = EnvSpec("Never-v0", entry_point=not_an_env)
+    for _ in range(2):
+        with pytest.raises((SetupError, TypeError)):
+            ForkedVectorEnv(spec, 1)
+    assert not [entry for entry in SHARED._shared if entry.spec is spec]
