@@ -535,7 +535,8 @@ def test_nothing_outlives_a_trainer(how: signal.Signals) -> None:
     [
         ({}, TypeError, "got none"),
         ({"policy": lean, "command": "true"}, TypeError, "got policy, command"),
-        ({"policy": 3}, TypeError, "policy must be a callable, got 3"),
+        ({"policy": 3}, TypeError, "policy must be a callable.*, got 3"),
+        ({"policy": lambda observation: 0}, TypeError, r"takes \(observation, info\), got <function"),
         ({"policy": lean, "reward": "score"}, TypeError, "environment's"),
         ({"policy": lean, "seeds": 100}, TypeError, r"range\(100\), got 100"),
         ({"policy": lean, "seeds": None}, TypeError, "needs seeds="),

@@ -73,6 +73,18 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether it can be called with ``count`` positional arguments, as far as can be told."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:
+        # A builtin that does not tell.
+        return True
+    return True
+
+
 class NoActionError(ValueError):
     """What a policy returned is no action."""
 

@@ -17,7 +17,7 @@ from prized_gym.base import Base, find_base
 from prized_gym.errors import EngineUnavailableError
 from prized_gym.pricing import FREE, Prices
 from prized_gym.rollout.agenda import Agenda, Work
-from prized_gym.rollout.policy import Policy, UserLoop
+from prized_gym.rollout.policy import Policy, UserLoop, takes
 from prized_gym.rollout.record import Rollout, Summary, Tally
 from prized_gym.rollout.stepping import SteppedRollouts
 
@@ -117,8 +117,8 @@ def rollouts(
         )
     if policy is None and batched:
         raise TypeError("batched=True says how policy= is called: there is no policy")
-    if policy is not None and not callable(policy):
-        raise TypeError(f"policy must be a callable, got {policy!r}")
+    if policy is not None and (not callable(policy) or not takes(policy, 2)):
+        raise TypeError(f"policy must be a callable that takes (observation, info), got {policy!r}")
     if policy is not None and reward is not None:
         raise TypeError("reward= says where an answer has its reward; with policy= it is the environment's")
     if policy is None and reset_in != "copy":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import math
 import shlex
@@ -22,7 +21,7 @@ from prized_gym.engines.sandbox.driver import Sandbox
 from prized_gym.errors import PrizedGymError
 from prized_gym.protocols import EpisodeProtocol
 from prized_gym.rollout.agenda import Work
-from prized_gym.rollout.policy import UserLoop, is_async, raised
+from prized_gym.rollout.policy import UserLoop, is_async, raised, takes
 
 if TYPE_CHECKING:
     from prized_gym.engines.sandbox.engine import SandboxBase
@@ -175,10 +174,12 @@ class EpisodeWay(Way):
     def __init__(self, episode: Callable[..., Any], reward: Reward, most: int, loop: UserLoop) -> None:
         if not callable(episode):
             raise TypeError(f"episode must be a callable, got {episode!r}")
+        if not takes(episode, 2) and not takes(episode, 3):
+            raise TypeError(f"episode must take (copy, seed), or (copy, seed, task), and {episode!r} does not")
         self._episode = episode
         self._reward = reward
         self._loop = loop
-        self._takes_task = _takes(episode, 3)
+        self._takes_task = takes(episode, 3)
         # Threads of their own: what an episode waits for may need the background's.
         self._threads = background.Threads(most)
 
@@ -258,14 +259,3 @@ def _text(task: Any) -> str:
 
 def _tail(stderr: str) -> str:
     return f"; the end of its stderr:\n{stderr[-_TAIL:].rstrip()}" if stderr.strip() else ""
-
-
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    try:
-        inspect.signature(function).bind(*range(count))
-    except TypeError:
-        return False
-    except ValueError:
-        # A builtin that does not tell.
-        return True
-    return True

@@ -328,6 +328,7 @@ def test_nothing_outlives_a_trainer(gvisor: str, how: signal.Signals, tmp_path: 
         ({"request": EpisodeProtocol("/x"), "reward": "y"}, TypeError, "pass one of them"),
         ({"command": " "}, TypeError, "command must be a shell command"),
         ({"episode": 3}, TypeError, "episode must be a callable, got 3"),
+        ({"episode": lambda copy: 1}, TypeError, r"must take \(copy, seed\)"),
         ({"policy": print}, prized_gym.PrizedGymError, "no environment"),
     ],
 )
