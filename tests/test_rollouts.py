@@ -466,6 +466,42 @@ def test_a_policy_that_never_answers(cart_pole: prized_gym.Base) -> None:
     assert {seed: each.reward for seed, each in found.items()} == cart_pole_rewards((0, 2))
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_an_answer_that_comes_too_late_is_nobodys(faulty: prized_gym.Base, batched: bool) -> None:
+    """The first rollouts run out of time while the policy thinks; those in their places get their own."""
+    slow = True
+
+    async def act(observation: Any, info: Any) -> Any:
+        nonlocal slow
+        if slow:
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                slow = False
+                raise
+        return np.zeros(len(info), np.int64) if batched else Faulty.STEP
+
+    found = {e.seed: e for e in rollouts(faulty, range(6), 2, policy=act, batched=batched, timeout=1.0, progress=False)}
+    assert [seed for seed, each in sorted(found.items()) if each.failure] == [0, 1]
+    assert all(found[seed].reward == 3.0 for seed in range(2, 6))
+
+
+def test_a_base_that_dies_while_the_policy_thinks() -> None:
+    first = True
+
+    async def act(observation: Any, info: Any) -> int:
+        nonlocal first
+        if first:
+            first = False
+            os.kill(int(base._handle.where.split()[1]), signal.SIGKILL)
+        await asyncio.sleep(0.05)
+        return lean(observation, info)
+
+    with prized_gym.Base("CartPole-v1") as base:
+        found = list(rollouts(base, range(6), 3, policy=act, retries=1, progress=False))
+    assert {each.seed: each.reward for each in found} == cart_pole_rewards(range(6))
+
+
 class NoNumber(Word):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         seen, _, _, _, info = super().step(action)

@@ -96,7 +96,8 @@ def rollouts(
         retries: how often a rollout that failed is tried again, in a fresh fork with the same seed.
         timeout: seconds a rollout may take, what the policy takes included, before its copy is ended. None for no limit.
         reset_in: with a policy, ``"base"`` starts every rollout in the state the base was reset to.
-        prices: a sandbox's, for ``cost_usd``.
+        prices: for ``cost_usd``: of a sandbox of the size its base was set up with (1 vCPU, 1 GB where that was left open),
+            or of the CPU time and memory that a copy on this machine used.
         labels: of the sandboxes forked.
         progress: show a bar with the mean reward so far.
         **base_options: where ``base`` is no ``Base``.
@@ -222,7 +223,7 @@ class _Plan:
             return ways.RequestWay(handle, self.what, self.reward)
         if self.name == "command":
             return ways.CommandWay(self.what, self.reward)
-        return ways.EpisodeWay(self.what, self.reward, self.copies, loop)
+        return ways.EpisodeWay(self.what, self.reward, loop)
 
 
 class Rollouts:

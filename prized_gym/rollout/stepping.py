@@ -46,10 +46,17 @@ class _Playing:
 
 @dataclass
 class _Thought:
-    """A policy's answer for some copies, on its way."""
+    """A policy's answer for some copies, on its way or there.
 
-    indices: list[int]
-    answer: Future[Any]
+    Attributes:
+        asked: the copies and what was played there: it may have ended when the answer comes.
+        answer: gives what the policy returned, or raises what it raised.
+        future: None where the policy answers at once.
+    """
+
+    asked: list[tuple[int, _Playing]]
+    answer: Callable[[], Any]
+    future: Future[Any] | None = None
 
 
 class SteppedRollouts:
@@ -110,7 +117,8 @@ class SteppedRollouts:
             yield from self._take_ended()
         finally:
             for thought in self._thoughts:
-                thought.answer.cancel()
+                if thought.future is not None:
+                    thought.future.cancel()
             self._fleet.close(timeout=1.0)
 
     def _take_ended(self) -> Iterator[tuple[Work, Rollout]]:
@@ -153,51 +161,54 @@ class SteppedRollouts:
     def _act(self) -> None:
         """Ask the policy for the copies that have an observation for it, and send what it has answered."""
         asking = [index for index, playing in self._playing.items() if playing.phase == "observed"]
-        answered: list[tuple[list[int], Callable[[], Any]]] = []
+        answered: list[_Thought] = []
         if asking:
             for index in asking:
                 self._playing[index].phase = "thinking"
             answered = self._ask(sorted(asking))
         if self._thoughts:
-            answered += [
-                (thought.indices, thought.answer.result) for thought in self._thoughts if thought.answer.done()
-            ]
-            self._thoughts = [thought for thought in self._thoughts if not thought.answer.done()]
+            answered += [thought for thought in self._thoughts if thought.future is None or thought.future.done()]
+            self._thoughts = [thought for thought in self._thoughts if thought not in answered]
         if answered:
             self._send(answered)
 
-    def _ask(self, asking: list[int]) -> list[tuple[list[int], Callable[[], Any]]]:
-        """Have the policy think about some copies; for one that answers at once, for whom and what gives the answer."""
+    def _ask(self, asking: list[int]) -> list[_Thought]:
+        """Have the policy think about some copies; what it will say of them, if it answers at once."""
         function, observations = self._policy.function, self._fleet.observations
-        infos = [self._playing[index].info for index in asking]
-        questions: list[tuple[list[int], Any, Any]]
+        asked = [(index, self._playing[index]) for index in asking]
+        questions: list[tuple[list[tuple[int, _Playing]], Any, Any]]
         if self._policy.batched:
-            questions = [(asking, observations.rows(asking), infos)]
+            questions = [(asked, observations.rows(asking), [playing.info for _, playing in asked])]
         else:
-            questions = [([index], observations.one(index), info) for index, info in zip(asking, infos, strict=True)]
+            questions = [([one], observations.one(one[0]), one[1].info) for one in asked]
         if not self._policy.is_async:
-            return [(indices, partial(function, seen, info)) for indices, seen, info in questions]
-        for indices, seen, info in questions:
-            self._thoughts.append(_Thought(indices, self._loop.submit(function(seen, info))))
+            return [_Thought(whose, partial(function, seen, info)) for whose, seen, info in questions]
+        for whose, seen, info in questions:
+            future = self._loop.submit(function(seen, info))
+            self._thoughts.append(_Thought(whose, future.result, future))
         return []
 
-    def _send(self, answered: Sequence[tuple[list[int], Callable[[], Any]]]) -> None:
+    def _send(self, answered: Sequence[_Thought]) -> None:
         indices: list[int] = []
         parts: list[tuple[list[Any], list[list[Any]]]] = []
-        for whose, answer in answered:
+        for thought in answered:
+            count = len(thought.asked)
+            valid = [
+                number
+                for number in range(count)
+                if self._playing.get(thought.asked[number][0]) is thought.asked[number][1]
+            ]
             try:
-                part = self._policy.split(answer(), len(whose))
-            except concurrent.futures.CancelledError:
-                # The loop it ran in was closed.
-                for index in whose:
-                    self._end(index, failure="the policy was cancelled")
+                arrays, objects = self._policy.split(thought.answer(), count)
+            except (Exception, concurrent.futures.CancelledError) as error:
+                for number in valid:
+                    self._end(thought.asked[number][0], failure=raised("the policy", error))
                 continue
-            except Exception as error:
-                for index in whose:
-                    self._end(index, failure=raised("the policy", error))
-                continue
-            indices += whose
-            parts.append(part)
+            if len(valid) < count:
+                arrays = [array[valid] for array in arrays]
+                objects = [[column[number] for number in valid] for column in objects]
+            indices += [thought.asked[number][0] for number in valid]
+            parts.append((arrays, objects))
         if not indices:
             return
         arrays, objects = parts[0]
@@ -216,9 +227,8 @@ class SteppedRollouts:
         if busy and self._thoughts:
             limit = _BOTH
         elif self._thoughts:
-            concurrent.futures.wait(
-                [thought.answer for thought in self._thoughts], limit, return_when=concurrent.futures.FIRST_COMPLETED
-            )
+            futures = [thought.future for thought in self._thoughts if thought.future is not None]
+            concurrent.futures.wait(futures, limit, return_when=concurrent.futures.FIRST_COMPLETED)
         if busy:
             # A batched policy gets all copies at once, so that its batches are full.
             self._take_answers(self._fleet.wait(None if self._policy.batched else 1, limit))
@@ -267,14 +277,15 @@ class SteppedRollouts:
         for index, playing in list(self._playing.items()):
             if now - playing.started < self._timeout:
                 continue
-            thought = next((thought for thought in self._thoughts if index in thought.indices), None)
-            if thought is None:
+            if playing.phase != "thinking":
                 self._fail(index, self._fleet.end(index, timed_out=self._timeout))
                 continue
-            thought.answer.cancel()
-            self._thoughts.remove(thought)
-            for other in thought.indices:
-                self._end(other, failure=f"the policy had not answered when {self._timeout:g} s had passed")
+            self._end(index, failure=f"the policy had not answered when {self._timeout:g} s had passed")
+        for thought in list(self._thoughts):
+            if thought.future is not None and not any(self._playing.get(index) is one for index, one in thought.asked):
+                # Nobody waits for it any more.
+                thought.future.cancel()
+                self._thoughts.remove(thought)
 
     # The end of one
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from prized_gym.engines.sandbox.engine import SandboxBase
 
 _TAIL = 2000
+_MOST_THREADS = 4096
 _LONGEST_LINE = 1 << 20
 
 Reward = str | Callable[[Any], float] | None
@@ -167,11 +168,10 @@ class EpisodeWay(Way):
         episode: ``episode(copy, seed)``, or ``episode(copy, seed, task)`` if it takes one. Returns the reward or a dict
             with it.
         reward: the key of the dict, or a function of what was returned.
-        most: how many are played at once.
         loop: where coroutines run.
     """
 
-    def __init__(self, episode: Callable[..., Any], reward: Reward, most: int, loop: UserLoop) -> None:
+    def __init__(self, episode: Callable[..., Any], reward: Reward, loop: UserLoop) -> None:
         if not callable(episode):
             raise TypeError(f"episode must be a callable, got {episode!r}")
         if not takes(episode, 2) and not takes(episode, 3):
@@ -180,8 +180,9 @@ class EpisodeWay(Way):
         self._reward = reward
         self._loop = loop
         self._takes_task = takes(episode, 3)
-        # Threads of their own: what an episode waits for may need the background's.
-        self._threads = background.Threads(most)
+        # Threads of their own, since what an episode waits for may need the background's; more than copies, since one that
+        # ran out of time may never give its thread back.
+        self._threads = background.Threads(_MOST_THREADS)
 
     async def play(self, place: Place, work: Work, timeout: float | None) -> Outcome:
         arguments: tuple[Any, ...] = (place.copy, work.seed)

@@ -221,6 +221,22 @@ def test_what_fails_in_one_is_told(base: prized_gym.Base, way: Any, words: str) 
     assert base.http("/rollout?seed=1").json()["reward"] == play(1)
 
 
+def test_an_episode_that_never_ends_keeps_no_other_from_its_turn(base: prized_gym.Base) -> None:
+    stuck = threading.Event()
+
+    def episode(copy: prized_gym.Copy, seed: int) -> float:
+        if seed < 3:
+            stuck.wait(60)
+        return play(seed)
+
+    try:
+        found = {each.seed: each for each in rollouts(base, range(6), 2, episode=episode, timeout=2.0, progress=False)}
+    finally:
+        stuck.set()
+    assert [seed for seed, each in sorted(found.items()) if each.failure] == [0, 1, 2]
+    assert [found[seed].reward for seed in range(3, 6)] == [play(seed) for seed in range(3, 6)]
+
+
 def test_forty_rollouts_with_one_in_ten_failing(base: prized_gym.Base) -> None:
     def episode(copy: prized_gym.Copy, seed: int) -> Any:
         if seed % 10 == 3:
