@@ -123,7 +123,7 @@ def main(control_fd: int) -> None:
         except messages.Hangup:
             raise
         except BaseException as error:
-            _flush()
+            processes.flush_output()
             messages.send(control, cloudpickle.dumps(_failed(error)))
             return
     except messages.Hangup:
@@ -147,7 +147,7 @@ def _build(control: socket.socket, setup: Setup) -> BaseProcess:
         spec=env.spec,
         seconds=time.monotonic() - started,
     )
-    _flush()
+    processes.flush_output()
     base = BaseProcess(control, setup, recipe, built)
     messages.send(control, cloudpickle.dumps(Ready(_dump_description(description))))
     return base
@@ -169,14 +169,6 @@ def _failed(error: BaseException) -> Failed:
 
 def _too_many_files() -> str:
     return f"the base may have only {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files open: raise `ulimit -n`"
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            pass
 
 
 @dataclass
@@ -262,7 +254,7 @@ class BaseProcess:
                 env.close()
             except Exception:
                 traceback.print_exc()
-        _flush()
+        processes.flush_output()
 
     def _serve_control(self) -> _Fleet | None:
         fds: list[int] = []
@@ -278,7 +270,7 @@ class BaseProcess:
                 self._first = [env.reset(seed=seed) for env in self._built.envs]
             except Exception as error:
                 return _failed(error)
-            _flush()
+            processes.flush_output()
             self._settled = False
             self._watch_children()
         return None
@@ -340,7 +332,7 @@ class BaseProcess:
                 forking.settle()
             ours = self._private_fds()
             files = forking.regular_files({*ours, *fds})
-            _flush()
+            processes.flush_output()
             for number, index in enumerate(request.indices):
                 sock_fd, err_fd = fds[2 * number : 2 * number + 2]
                 try:
@@ -401,7 +393,7 @@ class BaseProcess:
             process.run()
         except BaseException:
             traceback.print_exc()
-            _flush()
+            processes.flush_output()
             os._exit(1)
         os._exit(0)
 

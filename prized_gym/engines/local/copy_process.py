@@ -329,9 +329,7 @@ class CopyProcess:
             self._env.close()
         except Exception:
             traceback.print_exc()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        processes.flush_output()
 
 
 def _raised(error: BaseException, exited: bool = False) -> Raised:

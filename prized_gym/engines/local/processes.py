@@ -93,3 +93,11 @@ def describe_exit(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"was killed by {name}"
+
+
+def flush_output() -> None:
+    """Write out what Python still buffers of this process's output."""
+    for stream in (sys.stdout, sys.stderr):
+        # Closed by the user's code, or nobody reads any more.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
