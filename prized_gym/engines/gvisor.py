@@ -64,7 +64,7 @@ class GvisorDriver(Driver):
 
     def create(self, shape: Shape, timeout: float) -> Sandbox:
         paths = runsc.python_paths(self._python_path)
-        mounts, search = visible(self._payload, paths.binds)
+        mounts, search = visible(self._payload, paths.binds, paths.search)
         paths = dataclasses.replace(paths, search=tuple(dict.fromkeys((*paths.search, *search))))
         network: Any = shape.network
         with _translated():
