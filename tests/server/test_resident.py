@@ -55,7 +55,9 @@ def test_answers_of_every_size(port: int, change: str, tmp_path: Path) -> None:
             while not (tmp_path / "ready").exists():
                 assert process.poll() is None
                 time.sleep(0.01)
-            assert ((tmp_path / "call").read_bytes()[:4] == b"\x7fELF") == (change == "pass" and bool(resident.program()))
+            assert ((tmp_path / "call").read_bytes()[:4] == b"\x7fELF") == (
+                change == "pass" and bool(resident.program())
+            )
             for number, size in enumerate((0, 10, 40_000, 60_000, 700_000, 2_000_000)):
                 # The second is an answer to a command that was killed before it took it.
                 if number == 1:
