@@ -17,6 +17,7 @@ from prized_gym.engines.sandbox.engine import SandboxEngine
 from prized_gym.engines.sandbox.modules import visible
 from prized_gym.engines.sandbox.plan import OPTIONS, Plan
 from prized_gym.errors import EngineUnavailableError, SandboxDiedError, SandboxError, SandboxTimeoutError
+from prized_gym.fleet import Usage
 
 _ID = re.compile(r"sbx_[0-9a-f]{12}")
 _DEFAULTS: dict[str, float] = {"vcpu": 1.0, "memory_gb": 2.0, "disk_gb": 4.0}
@@ -217,6 +218,10 @@ class GvisorSandbox(Sandbox):
 
     def wait_dead(self, timeout: float) -> str | None:
         return self._box.wait_dead(timeout)
+
+    def usage(self) -> Usage:
+        used = self._box.usage()
+        return Usage(used.cpu_seconds, used.memory / 1e9)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
