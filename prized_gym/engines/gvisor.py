@@ -28,6 +28,9 @@ class GvisorEngine(SandboxEngine):
 
     ``python_path``: directories to show read-only and to import from, beside what this process has imported.
     ``runsc``: the path of the runsc to use; None: ``RUNSC``, else ``PATH``.
+
+    A copy that is replaced, by ``fork_on`` or at the end, is deleted as it stands: ``env.close()`` is not called in it. All
+    that it could let go of ends with its sandbox, and nothing outside was its own.
     """
 
     name: ClassVar[str] = "gvisor"
