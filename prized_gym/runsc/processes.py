@@ -57,17 +57,25 @@ def resume(stopped: list[int]) -> None:
         _signal(process, signal.SIGCONT)
 
 
-def used(pid: int) -> tuple[float, float]:
-    """CPU time in seconds, of children that have ended too, and memory in bytes of a whole tree."""
+def used(sentry: int) -> tuple[float, float]:
+    """CPU time in seconds, of children that have ended too, and memory in bytes of a sandbox: a sentry's tree."""
     ticks = size = 0
-    for process in tree(pid):
+    for process in tree(sentry):
         try:
             ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]))
-            for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):  # the guest's memory is mapped by several of them
+            for line in Path(f"/proc/{process}/status").read_text().splitlines():
+                if line.startswith("RssAnon:"):
                     size += int(line.split()[1]) * 1024
         except (OSError, ValueError):
             continue
+    try:
+        for entry in os.scandir(f"/proc/{sentry}/fd"):
+            # The guest's memory is a file that the sentry holds, and that nobody need have mapped.
+            if os.readlink(entry.path).startswith("/memfd:runsc-memory"):
+                size += os.stat(entry.path).st_blocks * 512
+                break
+    except OSError:
+        pass
     return ticks / os.sysconf("SC_CLK_TCK"), float(size)
 
 
