@@ -97,8 +97,8 @@ class GvisorDriver(Driver):
 class GvisorSandbox(Sandbox):
     """One sandbox.
 
-    A fork leaves it parked: stopped, with its checkpoint kept for the next fork, until it is next used. Whatever stops
-    for idleness anyway need not be checkpointed anew for every fork.
+    A fork, and `prepare`, leave it parked: stopped, with its checkpoint kept for the next fork, until it is next used.
+    Whatever stops for idleness anyway need not be checkpointed anew for every fork.
     """
 
     scratch: ClassVar[str] = "/home/user/.prized_gym"
@@ -193,11 +193,20 @@ class GvisorSandbox(Sandbox):
     ) -> list[Sandbox]:
         chosen: Any = network
         with self._forking, self._waking, _translated():
-            with self._lock:
-                if not self._uses and not self._parked and self._box.state == "running":
-                    self._box.pause()
-                    self._parked = True
+            self._park()
             return [GvisorSandbox(box) for box in self._box.fork(n, labels=labels, network=chosen, timeout=timeout)]
+
+    def prepare(self) -> None:
+        with self._forking, self._waking, _translated():
+            if self._park():
+                self._box.prepare()
+
+    def _park(self) -> bool:
+        with self._lock:
+            if not self._uses and not self._parked and self._box.state == "running":
+                self._box.pause()
+                self._parked = True
+            return self._parked
 
     def pause(self) -> None:
         with self.use() as box:

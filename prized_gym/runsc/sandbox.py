@@ -449,6 +449,12 @@ class Sandbox:
                 if temporary:
                     shutil.rmtree(image, ignore_errors=True)
 
+    def prepare(self, timeout: float = 120) -> None:
+        """Checkpoint it now if it is paused, so that the next fork need not; otherwise there is nothing to prepare."""
+        with self._forking:
+            if self._awake.paused and self._awake.stopped:
+                self._checkpoint(timeout)
+
     def _checkpoint(self, timeout: float) -> tuple[Path, bool]:
         """An image of its present state, and whether it is to be removed after use."""
         if self._image is not None:
