@@ -13,7 +13,7 @@ from typing import Any, Protocol, get_args
 from prized_gym.channels import background
 from prized_gym.channels.channel import Channel, ChannelError, ErrorKind, name_of
 from prized_gym.protocols import Request, Response
-from prized_gym.server.resident import CALL, PRINTED
+from prized_gym.server.resident import PRINTED
 
 LANES = 2
 _ARGUMENT = 90_000
@@ -96,7 +96,9 @@ class ExecChannel(Channel):
         else:
             payload = base64.b64encode(data).decode()
         result = self._commands.run(
-            ["/bin/sh", "-c", CALL, path, f"{number} {payload}"], timeout + _GRACE, 2 * PRINTED + 1000
+            [f"{self._directory}/call", f"{path}.in", f"{path}.out", f"{path}.answer", f"{number} {payload}\n"],
+            timeout + _GRACE,
+            2 * PRINTED + 1000,
         )
         if result.timed_out:
             raise ChannelError("timeout", f"{what}: no answer within {timeout:g} s")
@@ -109,7 +111,7 @@ class ExecChannel(Channel):
             raise ChannelError("garbage", f"{what}: the command printed {result.stdout[:100]!r}")
         if text.startswith("@"):
             # The file's name is known; what the sandbox says of it is not needed.
-            raw = self._commands.read(f"{path}.answer", limit + (64 << 10))
+            raw = self._commands.read(f"{path}.body", limit + (64 << 10))
         else:
             try:
                 raw = base64.b64decode(text, validate=True)

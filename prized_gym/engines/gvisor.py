@@ -17,6 +17,7 @@ from prized_gym.engines.sandbox.engine import SandboxEngine
 from prized_gym.engines.sandbox.modules import visible
 from prized_gym.engines.sandbox.plan import OPTIONS, Plan
 from prized_gym.errors import EngineUnavailableError, SandboxDiedError, SandboxError, SandboxTimeoutError
+from prized_gym.fleet import Usage
 
 _ID = re.compile(r"sbx_[0-9a-f]{12}")
 _DEFAULTS: dict[str, float] = {"vcpu": 1.0, "memory_gb": 2.0, "disk_gb": 4.0}
@@ -27,6 +28,9 @@ class GvisorEngine(SandboxEngine):
 
     ``python_path``: directories to show read-only and to import from, beside what this process has imported.
     ``runsc``: the path of the runsc to use; None: ``RUNSC``, else ``PATH``.
+
+    A copy that is replaced, by ``fork_on`` or at the end, is deleted as it stands: ``env.close()`` is not called in it. All
+    that it could let go of ends with its sandbox, and nothing outside was its own.
     """
 
     name: ClassVar[str] = "gvisor"
@@ -64,7 +68,7 @@ class GvisorDriver(Driver):
 
     def create(self, shape: Shape, timeout: float) -> Sandbox:
         paths = runsc.python_paths(self._python_path)
-        mounts, search = visible(self._payload, paths.binds)
+        mounts, search = visible(self._payload, paths.binds, paths.search)
         paths = dataclasses.replace(paths, search=tuple(dict.fromkeys((*paths.search, *search))))
         network: Any = shape.network
         with _translated():
@@ -93,8 +97,8 @@ class GvisorDriver(Driver):
 class GvisorSandbox(Sandbox):
     """One sandbox.
 
-    A fork leaves it parked: stopped, with its checkpoint kept for the next fork, until it is next used. Whatever stops
-    for idleness anyway need not be checkpointed anew for every fork.
+    A fork, and `prepare`, leave it parked: stopped, with its checkpoint kept for the next fork, until it is next used.
+    Whatever stops for idleness anyway need not be checkpointed anew for every fork.
     """
 
     scratch: ClassVar[str] = "/home/user/.prized_gym"
@@ -189,11 +193,20 @@ class GvisorSandbox(Sandbox):
     ) -> list[Sandbox]:
         chosen: Any = network
         with self._forking, self._waking, _translated():
-            with self._lock:
-                if not self._uses and not self._parked and self._box.state == "running":
-                    self._box.pause()
-                    self._parked = True
+            self._park()
             return [GvisorSandbox(box) for box in self._box.fork(n, labels=labels, network=chosen, timeout=timeout)]
+
+    def prepare(self) -> None:
+        with self._forking, self._waking, _translated():
+            if self._park():
+                self._box.prepare()
+
+    def _park(self) -> bool:
+        with self._lock:
+            if not self._uses and not self._parked and self._box.state == "running":
+                self._box.pause()
+                self._parked = True
+            return self._parked
 
     def pause(self) -> None:
         with self.use() as box:
@@ -217,6 +230,10 @@ class GvisorSandbox(Sandbox):
 
     def wait_dead(self, timeout: float) -> str | None:
         return self._box.wait_dead(timeout)
+
+    def usage(self) -> Usage:
+        used = self._box.usage()
+        return Usage(used.cpu_seconds, used.memory / 1e9)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):

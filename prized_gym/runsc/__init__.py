@@ -16,7 +16,7 @@ from .files import FileInfo, Files
 from .find import Runsc
 from .maker import close_all
 from .python import PythonPaths, python_paths
-from .sandbox import Sandbox
+from .sandbox import Sandbox, Used
 from .store import Kept, delete_kept, list_kept, sweep
 from .stream import Stream
 
@@ -35,6 +35,7 @@ __all__ = [
     "SandboxStateError",
     "SandboxTimeout",
     "Stream",
+    "Used",
     "close_all",
     "delete_kept",
     "diagnose",

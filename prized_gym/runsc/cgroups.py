@@ -1,12 +1,14 @@
-"""Memory, CPU and process limits by cgroup, version 1 or 2, as far as this machine lets us."""
+"""Memory, CPU and process limits by cgroup, version 1 or 2, and what was used, as far as this machine lets us."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 CONTROLLERS = ("memory", "cpu", "pids")
+_COUNTERS = ("cpuacct",)  # limit nothing; a part of cpu in version 2
 
 
 def _mounts() -> tuple[dict[str, Path], Path | None]:
@@ -17,7 +19,7 @@ def _mounts() -> tuple[dict[str, Path], Path | None]:
         _, where, kind, options, *_ = line.split(" ")
         if kind == "cgroup":
             for option in options.split(","):
-                if option in CONTROLLERS:
+                if option in CONTROLLERS or option in _COUNTERS:
                     first.setdefault(option, Path(where))
         elif kind == "cgroup2" and second is None:
             second = Path(where)
@@ -141,7 +143,7 @@ def make(name: str, where: dict[str, Path], *, memory: int, processes: int) -> G
             ("cpu", False): {},
             ("pids", True): {"pids.max": str(processes)},
             ("pids", False): {"pids.max": str(processes)},
-        }[controller, second]
+        }.get((controller, second), {})
         for file, value in settings.items():
             try:
                 (path / file).write_text(value)
@@ -150,6 +152,33 @@ def make(name: str, where: dict[str, Path], *, memory: int, processes: int) -> G
         if controller == "memory" and not second:
             _watch(group, path)
     return group
+
+
+def used(paths: Mapping[str, Path]) -> tuple[float | None, float | None]:
+    """CPU time in seconds and memory in bytes of what is in a group; None for what it does not count.
+
+    paths: its directories, by controller
+    """
+    seconds = memory = None
+    for controller, file, scale in (("cpuacct", "cpuacct.usage", 1e-9), ("cpu", "cpu.stat", 1e-6)):
+        try:
+            first = (paths[controller] / file).read_text().split("\n", 1)[0]
+        except (KeyError, OSError):
+            continue
+        words = first.split()
+        if words and words[0] in ("usage_usec", words[-1]):  # in version 1, cpu.stat holds other things
+            seconds = int(words[-1]) * scale
+            break
+    try:
+        lines = (paths["memory"] / "memory.stat").read_text().splitlines()
+        counts = {name: int(count) for name, _, count in (line.partition(" ") for line in lines)}
+        # The guest's memory is shared memory to the host; what else is cached are files, such as the checkpoint's image.
+        memory = float(
+            counts.get("total_rss", counts.get("anon", 0)) + counts.get("total_shmem", counts.get("shmem", 0))
+        )
+    except (KeyError, OSError, ValueError):
+        pass
+    return seconds, memory
 
 
 def note(directory: Path, where: dict[str, Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import threading
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from . import bundle, store
+from . import bundle, cgroups, store
 from .agent import HOME, MAX_PROCESSES
 from .awake import Awake
 from .connection import Link
@@ -48,6 +49,16 @@ class Spec:
     mounts: dict[str, str]
 
 
+@dataclass(frozen=True)
+class Used:
+    """What a sandbox has used; nan where that is not known."""
+
+    cpu_seconds: float = math.nan
+    """CPU time of all its processes on this machine, gVisor's own included."""
+    memory: float = math.nan
+    """Bytes held at present."""
+
+
 class Sandbox:
     """A sandbox of gVisor on this machine. Thread-safe. It ends with this process, unless it is kept.
 
@@ -69,6 +80,8 @@ class Sandbox:
         self._directory = maker.directory / "boxes" / id
         self._state: State = "running"
         self._image: Path | None = None  # of the paused state
+        self._groups: dict[str, Path] = {}
+        self._used = Used()
         self._forking = threading.Lock()
         self._callbacks: list[Callable[[str], None]] = []
         self._link = Link(maker.hub, self._directory / "c" / "a.sock", lambda reason: self._end_soon(reason))
@@ -257,11 +270,12 @@ class Sandbox:
         if self._state != "running":  # closed meanwhile, maybe before the supervisor knew of it
             maker.request("kill", id=self.id)
         try:
-            started.result(timeout + 10)
+            groups = started.result(timeout + 10)["groups"]
         except RunscError as error:
             raise RunscError(
                 f"sandbox {self.id} could not be {'started' if image is None else 'restored'}: {error}"
             ) from None
+        self._groups = {name: Path(path) for name, path in groups.items()}
         self._link.connected(max(1.0, ends - time.monotonic()))
         maker.hub.ticks[self._awake] = self._awake.tick
         self._awake.touch()
@@ -330,6 +344,22 @@ class Sandbox:
         with self._forking:
             self._drop_image()
             self._awake.resume()
+
+    def usage(self) -> Used:
+        """What its processes on this machine have used so far; of one that has ended what was last seen.
+
+        It is not woken for that.
+        """
+        if self._state == "running":
+            seconds, memory = cgroups.used(self._groups)
+            if seconds is None or memory is None:
+                with contextlib.suppress(RunscError, TimeoutError):
+                    counted = self._maker.request("usage", id=self.id).result(2)
+                    seconds = counted["seconds"] if seconds is None else seconds
+                    memory = counted["memory"] if memory is None else memory
+            if seconds is not None and memory is not None:
+                self._used = Used(seconds, memory)
+        return self._used
 
     # -- use
 
@@ -418,6 +448,12 @@ class Sandbox:
             finally:
                 if temporary:
                     shutil.rmtree(image, ignore_errors=True)
+
+    def prepare(self, timeout: float = 120) -> None:
+        """Checkpoint it now if it is paused, so that the next fork need not; otherwise there is nothing to prepare."""
+        with self._forking:
+            if self._awake.paused and self._awake.stopped:
+                self._checkpoint(timeout)
 
     def _checkpoint(self, timeout: float) -> tuple[Path, bool]:
         """An image of its present state, and whether it is to be removed after use."""

@@ -170,7 +170,7 @@ class Supervisor:
             box.pid = None
         if status == 0 and box.pid is not None and not box.reason and os.path.exists(f"/proc/{box.pid}"):
             box.group.limit_cpus(request["limits"]["cpus"])
-            self.answer(request, pid=box.pid)
+            self.answer(request, pid=box.pid, groups={name: str(path) for name, path in box.group.paths.items()})
             return
         reason = box.reason or f"runsc ended with {status}:\n{self.tail(request['log'])}"
         self.answer(request, error=reason)
@@ -201,6 +201,14 @@ class Supervisor:
             stopped, box.stopped = box.stopped, None
             processes.resume(stopped)
         self.answer(request)
+
+    def do_usage(self, request: dict[str, Any]) -> None:
+        box = self.boxes.get(request["id"])
+        if box is None or box.pid is None:
+            self.answer(request, error="it has ended")
+            return
+        seconds, memory = processes.used(box.pid)
+        self.answer(request, seconds=seconds, memory=memory)
 
     def do_kill(self, request: dict[str, Any]) -> None:
         box = self.boxes.get(request["id"])

@@ -285,6 +285,8 @@ def test_as_an_ordinary_user(runsc: Runsc, tmp_path: Path) -> None:
             "from prized_gym.runsc import *\n"
             "box = Sandbox.create(memory_gb=0.5, disk_gb=0.05)\nbox.files.write('a', 'carried')\n"
             "[copy] = box.fork()\nprint(copy.exec('cat a; id -un').stdout)\n"
+            "print(copy.usage().cpu_seconds > 0 and copy.usage().memory > 1e6)\n"
+            "print([check.name for check in diagnose() if check.needed and not check.ok])\n"
             "try: Sandbox.create(network='outbound')\nexcept RunscError as error: print(error)\n"
         )
         environment = {
@@ -301,6 +303,7 @@ def test_as_an_ordinary_user(runsc: Runsc, tmp_path: Path) -> None:
         if "namespaces for sandboxes cannot be made" in done.stderr:
             pytest.skip("no user namespaces for ordinary users on this machine")
         assert "b'carrieduser\\n'" in done.stdout, done.stderr
+        assert done.stdout.splitlines()[1:3] == ["True", "[]"], done.stdout + done.stderr
         assert re.search("needs root", done.stdout)
         assert not processes_of(place)
     finally:

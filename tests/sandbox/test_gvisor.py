@@ -270,6 +270,41 @@ def test_timings(gvisor: str) -> None:
             envs.close()
 
 
+def test_history_says_what_was_used(gvisor: str) -> None:
+    envs = prized_gym.ForkedVectorEnv("CartPole-v1", num_envs=2, engine=gvisor, **SMALL)
+    try:
+        envs.reset(seed=0)
+        while len(envs.history()) < 3:
+            envs.step([0, 1])
+        for episode in envs.history():
+            assert 0 < episode.vcpu_seconds < 30
+            assert 1e-3 < episode.gb_seconds / episode.seconds < 1
+    finally:
+        envs.close()
+
+
+def test_stable_baselines3_learns_the_same_as_on_local(gvisor: str) -> None:
+    pytest.importorskip("stable_baselines3", reason="needs prized-gym[sb3]")
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.vec_env import VecMonitor
+
+    from prized_gym.integrations.sb3 import ForkedVecEnv
+
+    learnt = []
+    for engine in (gvisor, "local"):
+        options = SMALL if engine == gvisor else {}
+        venv = VecMonitor(ForkedVecEnv("CartPole-v1", num_envs=2, engine=engine, **options))
+        try:
+            model = PPO("MlpPolicy", venv, n_steps=32, batch_size=32, n_epochs=2, seed=3, device="cpu").learn(128)
+            assert len(model.ep_info_buffer or ()) > 1
+            learnt.append([parameter.detach().numpy().copy() for parameter in model.policy.parameters()])
+        finally:
+            venv.close()
+    assert len(learnt[0]) > 4
+    for one, other in zip(*learnt, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_what_fails_inside_is_told(gvisor: str) -> None:
     envs = prized_gym.ForkedVectorEnv(Faulty, num_envs=2, engine=gvisor, step_timeout=2, **SMALL)
     try:

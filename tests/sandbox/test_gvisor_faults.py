@@ -21,10 +21,13 @@ import pytest
 from sandbox_options import SMALL
 
 import prized_gym
+from prized_gym.engines.gvisor import GvisorDriver
+from prized_gym.engines.sandbox.driver import Shape
 from prized_gym.protocols import GymProtocol
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+READY = "http://127.0.0.1:8000/health"
 pytestmark = pytest.mark.timeout(90)
 
 
@@ -77,6 +80,38 @@ def test_a_bad_server_hurts_only_its_copy(gvisor: str, channel: str, bad_base: p
             assert re.search(reasons[action], infos["failure"][index]), infos["failure"][index]
         envs.step(np.zeros(len(actions), np.int64))
         assert (envs.step(np.zeros(len(actions), np.int64))[1] == 1).all()
+
+
+def test_a_sandbox_killed_in_mid_setup(gvisor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    real = GvisorDriver.create
+
+    def create(self: GvisorDriver, shape: Shape, timeout: float) -> Any:
+        made.append(real(self, shape, timeout))
+        return made[-1]
+
+    monkeypatch.setattr(GvisorDriver, "create", create)
+    killed: list[int] = []
+
+    def kill() -> None:
+        ends = time.monotonic() + 30
+        while time.monotonic() < ends:
+            with contextlib.suppress(OSError, prized_gym.SandboxError, IndexError):
+                if made[0].files.read("begun") == b"yes\n":
+                    killed.append(_sentry_of(made[0].id))
+                    os.kill(killed[0], signal.SIGKILL)
+                    return
+            time.sleep(0.05)
+
+    for options in ({"setup": ["echo yes >begun; sleep 300"]}, {"start": "echo yes >begun; sleep 300", "ready": READY}):
+        made.clear()
+        killed.clear()
+        killer = threading.Thread(target=kill)
+        killer.start()
+        with pytest.raises(prized_gym.SetupError, match=r"its sentry ended with -9"):
+            prized_gym.Base(engine=gvisor, **options, **SMALL)
+        killer.join()
+        assert killed and made[0].death is not None
 
 
 def test_a_sandbox_killed_in_mid_step(bad_base: prized_gym.Base) -> None:

@@ -164,6 +164,13 @@ class Sandbox(ABC):
             SandboxError: it could not be forked; SandboxDiedError: it is gone.
         """
 
+    def prepare(self) -> None:  # noqa: B027
+        """Do ahead of time what the next fork would have to wait for. It has no effect that can be seen.
+
+        Raises:
+            SandboxError: it could not be done.
+        """
+
     def connect(self, port: int, timeout: float = 10.0) -> Dialed:
         """A connection to a server on 127.0.0.1 inside.
 

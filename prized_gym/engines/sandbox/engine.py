@@ -92,6 +92,10 @@ class SandboxBase(BaseHandle):
             # It knows the spaces, which the copies' protocols need.
             self._protocol = self._conversation.protocol
             self._description = _description(described, self._recipe, time.monotonic() - self._started)
+            # Copies of it are to be stepped, so it will be forked; what then fails is told then. Connections end with it.
+            background.loop().call_soon_threadsafe(self._conversation.channel.close)
+            with contextlib.suppress(SandboxError):
+                self.box.prepare()
         self._seconds = time.monotonic() - self._started
 
     # What a base is

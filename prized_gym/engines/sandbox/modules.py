@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import os
 import re
+import site
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,15 +16,16 @@ _MOST_FILES = 500
 _MOST_BYTES = 8 << 20
 
 
-def visible(payload: bytes, shown: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def visible(payload: bytes, shown: Sequence[str], search: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The modules and packages that a pickled recipe refers to, and those that they import in turn.
 
-    Only those are meant that lie outside of ``shown`` and can be imported here: a script and its neighbours, say. They
-    are shown one by one, not with their directory, which may be a home.
+    Only those are meant that are not installed and can be imported here: a script and its neighbours, say. They are shown
+    one by one, not with their directory, which may be a home.
 
     Args:
         payload: the pickle. Whatever word of it names such a module counts.
         shown: directories that the sandbox sees anyway.
+        search: directories that it imports from anyway, beside those of installed packages.
 
     Returns:
         What to bind, from path inside to path here, and the directories to import from.
@@ -39,11 +41,18 @@ def visible(payload: bytes, shown: Sequence[str]) -> tuple[dict[str, str], list[
             continue
         known.add(name)
         place = _place(name)
-        if place is not None and not _within(place, shown):
+        if place is None or _within(place, _installed()):
+            continue
+        # One that is seen anyway may lie deeper than where modules are looked for.
+        if not _within(place, shown) or os.path.dirname(place) not in search:
             places[name] = place
             waiting += _imports(Path(place))
-    binds = {place: place for place in places.values()}
-    return binds, list(dict.fromkeys(os.path.dirname(place) for place in binds))
+    directories = dict.fromkeys(os.path.dirname(place) for place in places.values())
+    return {place: place for place in places.values() if not _within(place, shown)}, list(directories)
+
+
+def _installed() -> list[str]:
+    return [sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages()]
 
 
 def _importable() -> set[str]:
