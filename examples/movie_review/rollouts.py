@@ -6,10 +6,10 @@
 
 Needs Linux and gVisor's runsc (`prized-gym doctor gvisor`). See `server.py` for the environment.
 
-The sandbox sees the packages that are installed here, so nothing is installed in it. The models: GPT-2 and a sentiment
-classifier if Hugging Face's hub answers within three seconds, for which the base alone, not its copies, gets a network; or if
-they are in the hub's cache on this machine, which is then shown to the sandbox, read-only. Each copy of those takes more than
-a gigabyte. Otherwise, or with `--offline`, it is two stand-ins, some 300 MB in each copy, and there is no network at all.
+The sandbox sees the packages that are installed here, so nothing is installed in it. The models are GPT-2 and a sentiment
+classifier if they are in the cache of Hugging Face's hub on this machine, which the sandbox is then shown, read-only; or if
+the hub answers within three seconds, for which the base, but none of its copies, gets a network. Each copy then takes a
+gigabyte or two. Otherwise, or with `--offline`, they are two stand-ins, 330 MB in each copy, and there is no network at all.
 """
 
 import argparse

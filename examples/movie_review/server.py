@@ -3,7 +3,7 @@ a reward model scores how positive it is.
 
 Loading the models is what takes long here. The server does it once, in the base; every copy starts with them in memory.
 GPT-2 and a sentiment classifier if their files can be had; else two stand-ins that need no download, behind the same two
-functions: a GPT-2 of a hundredth the size that learns to write here and now, and a sentence-embedding model that lies in
+functions: a GPT-2 of a thousandth the size that learns to write here and now, and a sentence-embedding model that lies in
 a package.
 """
 
