@@ -192,7 +192,7 @@ def test_movie_review_gives_the_same_rewards_in_every_run() -> None:
 @pytest.mark.timeout(200)
 def test_code_eval() -> None:
     need_runsc()
-    said = run("code_eval.py", "--copies", "6", "--seconds", "8", timeout=180)
+    said = run("code_eval.py", "--copies", "6", "--seconds", "6", timeout=180)
     verdicts = dict(re.findall(r"^[01] +\d+\.\d s  (\w+, .*?): (.*)", said, re.MULTILINE))
     assert len(verdicts) == 20
     assert {program for program, verdict in verdicts.items() if verdict == "passed"} == {
