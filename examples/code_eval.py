@@ -188,7 +188,7 @@ def episode(copy, seed, task):
     copy.files.write("benchmark/solution.py", dedent(program))
     try:
         result = copy.exec(["python", "run.py", *task["tests"]], cwd="benchmark", timeout=args.seconds)
-    except (prized_gym.SandboxDiedError, prized_gym.SandboxTimeoutError) as error:
+    except (prized_gym.SandboxDiedError, TimeoutError) as error:
         # Out of memory, or so busy that it could not even be told to stop.
         verdict = f"took its copy down ({error})"
     else:
