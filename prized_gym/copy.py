@@ -113,10 +113,11 @@ class Copy:
 
         Args:
             cmd: what to run. A string is run by the sandbox's shell.
-            timeout: seconds until it is ended, with everything it started; None for no limit.
+            timeout: seconds until it is ended, with its whole process group; None for no limit.
             env: variables beyond the sandbox's own.
             cwd: a directory; relative to the home.
-            background: start it and return at once; its output goes where the command sends it.
+            background: start it and return at once; its output goes where the command sends it. It stands still while
+                the whole sandbox does: in ``pause``, and where nothing has been asked of the sandbox for a moment.
             on_output: called with ``"stdout"`` or ``"stderr"`` and bytes, as they come.
 
         Returns:
@@ -124,7 +125,8 @@ class Copy:
             ``.check()`` raises for it.
 
         Raises:
-            SandboxDiedError: the sandbox ended first. SandboxError: it is paused, or the command cannot be started.
+            SandboxDiedError: the sandbox ended first. SandboxTimeoutError: the sandbox is too busy to start or to end it.
+            SandboxError: it is paused, or the command cannot be started.
         """
         return self._box.exec(cmd, timeout=timeout, env=env, cwd=cwd, background=background, on_output=on_output)
 

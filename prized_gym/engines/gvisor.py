@@ -168,15 +168,22 @@ class GvisorSandbox(Sandbox):
         max_output: int = OUTPUT_KEPT,
     ) -> ExecResult:
         with self.use() as box:
-            result = box.exec(
-                cmd,
-                timeout=timeout,
-                env=env,
-                cwd=cwd,
-                background=background,
-                on_output=on_output,
-                max_output=max_output,
-            )
+            try:
+                result = box.exec(
+                    cmd,
+                    timeout=timeout,
+                    env=env,
+                    cwd=cwd,
+                    background=background,
+                    on_output=on_output,
+                    max_output=max_output,
+                )
+            except runsc.RunscError:
+                raise
+            except TimeoutError as error:
+                raise SandboxTimeoutError(f"the sandbox was too busy to start the command: {error}") from error
+            except OSError as error:
+                raise SandboxError(f"the command cannot be started: {error}") from error
         return ExecResult(
             result.exit_code,
             result.stdout.decode("utf-8", "replace"),

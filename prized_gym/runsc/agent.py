@@ -193,10 +193,20 @@ class Job(Child):
         os.set_blocking(process.stdin.fileno(), False)
 
     def kill(self) -> None:
+        """Kill the command's process group; whoever forks meanwhile, again, until nobody is left."""
+
+        def again() -> None:
+            ends, pause = time.monotonic() + 10.0, 0.002
+            while time.monotonic() < ends:
+                time.sleep(pause)
+                os.killpg(self.process.pid, signal.SIGKILL)  # its end is the error that says that there is none
+                pause = min(0.1, pause * 2)
+
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except OSError:
-            pass
+            return
+        start(again)
 
     def follow(self, connection: socket.socket, detaching: Callable[[], bool]) -> bool:
         """Carry input and output until the command ended (True) or the connection is to close (False)."""

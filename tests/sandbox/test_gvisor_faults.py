@@ -171,6 +171,21 @@ def test_a_fork_bomb_ends_with_its_copy(bad_base: prized_gym.Base) -> None:
         assert time.monotonic() - started < 15
 
 
+def test_a_fork_bomb_ends_with_its_time_out(bad_base: prized_gym.Base) -> None:
+    bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+    (copy,) = bad_base.fork(1)
+    with copy:
+        result = copy.exec(["python", "-I", "-S", "-c", bomb], timeout=1)
+        assert result.timed_out
+        # Nobody of it is left to be in the way.
+        deadline = time.monotonic() + 15
+        while "while True" in copy.exec("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '; true").stdout:
+            assert time.monotonic() < deadline
+        assert copy.exec("echo fine").stdout == "fine\n"
+        with pytest.raises(prized_gym.SandboxError, match="cannot be started: .*'/no/such'"):
+            copy.exec(["/no/such"])
+
+
 def test_many_forks_leave_nothing(bad_base: prized_gym.Base) -> None:
     def everything() -> tuple[int, int, int]:
         descriptors = len(os.listdir("/proc/self/fd"))
