@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -33,6 +34,13 @@ _DEFAULTS = {"setup_timeout": DEFAULT_SETUP_TIMEOUT, "reset_seed": 0}
 
 _NONE_MEANS = ("setup_timeout", "reset_seed")
 """Those for which None is a value of its own, not the default."""
+
+
+class Closable(Protocol):
+    """What can be closed."""
+
+    def close(self) -> None:
+        """End it; can be called again."""
 
 
 class Base:
@@ -129,6 +137,7 @@ class Base:
         self._reset_seed = reset_seed
         self._progress = progress
         self._lock = threading.Lock()
+        self._users: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._kept: str | None = None
         self._handle: BaseHandle = self._build()
         self.closed = False
@@ -165,6 +174,7 @@ class Base:
         base._recipe = Recipe(())
         base._setup_timeout, base._reset_seed, base._progress = setup_timeout, reset_seed, progress
         base._lock = threading.Lock()
+        base._users = weakref.WeakSet()
         base._kept = id
         base._handle = base._build()
         base.closed = False
@@ -230,15 +240,23 @@ class Base:
         Raises:
             BaseDiedError: the base is closed.
         """
+        self.revive()
+        if reset_in_base:
+            self.reset_environment()
+        return self._handle.fleet(size)
+
+    def revive(self) -> None:
+        """Build a base that died anew, from its recipe.
+
+        Raises:
+            BaseDiedError: it is closed.
+        """
         with self._lock:
             if self.closed:
                 raise BaseDiedError(f"{self!r} is closed: it cannot be forked any more")
             if not self._handle.alive:
                 self._handle.close()
                 self._handle = self._build()
-            if reset_in_base:
-                self._handle.reset_environment(self._reset_seed)
-        return self._handle.fleet(size)
 
     def reset_environment(self) -> None:
         """Reset the environment in the base, if that has not been done, for copies to start from."""
@@ -326,12 +344,18 @@ class Base:
         handle.check_alive()
         return handle.hand
 
+    def before_closing(self, user: Closable) -> None:
+        """Have ``user.close()`` called before the base is closed: it uses copies in threads of its own."""
+        self._users.add(user)
+
     def close(self) -> None:
         """End the base and all its copies. Calling it again does nothing."""
         with self._lock:
             if self.closed:
                 return
             self.closed = True
+        for user in list(self._users):
+            user.close()
         self._handle.close()
 
     def __enter__(self) -> Base:

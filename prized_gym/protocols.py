@@ -462,7 +462,12 @@ class EpisodeProtocol(Protocol):
         ready: A target that answers with a status below 300 once the server is ready, or None.
         timeout: Seconds an episode may take, or None for what the channel was given.
         max_answer_bytes: The most an answer may have.
+
+    Attributes:
+        answer: The last answer read, decoded.
     """
+
+    answer: Any = None
 
     def __init__(
         self,
@@ -541,7 +546,7 @@ class EpisodeProtocol(Protocol):
         assert self.description is not None
         if not 200 <= response.status < 300:
             raise _refusal(response, "the server failed to play the episode")
-        answer = self._json(response)
+        self.answer = answer = self._json(response)
         try:
             given = self.reward(answer) if callable(self.reward) else answer[self.reward]
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import math
 import os
@@ -437,9 +438,8 @@ def test_a_policy_that_fails(faulty: prized_gym.Base, kind: str, batched: bool) 
     found = list(rollouts(faulty, range(3), 2, policy=policy, batched=batched, progress=False))
     assert len(found) == 3 and all(math.isnan(each.reward) for each in found)
     for each in found:
-        assert each.failure is not None and each.failure.startswith(
-            "the policy raised LookupError" if "raises" in kind else "the policy returned "
-        )
+        said = "raised LookupError" if "raises" in kind else "returned "
+        assert each.failure is not None and re.match(rf"copy \d \(pid \d+\): the policy {said}", each.failure)
         assert ("no such observation" if "raises" in kind else "99" if kind == "outside" else "left") in each.failure
 
 
@@ -462,7 +462,7 @@ def test_a_policy_that_never_answers(cart_pole: prized_gym.Base) -> None:
     env = gym.make("CartPole-v1")
     stuck = float(env.reset(seed=1)[0][0])
     found = {each.seed: each for each in rollouts(cart_pole, range(3), 3, policy=act, timeout=2.0, progress=False)}
-    assert "policy had not answered when 2 s" in str(found.pop(1).failure)
+    assert re.search(r"within 2 s, of which the policy took \d", str(found.pop(1).failure))
     assert {seed: each.reward for seed, each in found.items()} == cart_pole_rewards((0, 2))
 
 
@@ -500,6 +500,140 @@ def test_a_base_that_dies_while_the_policy_thinks() -> None:
     with prized_gym.Base("CartPole-v1") as base:
         found = list(rollouts(base, range(6), 3, policy=act, retries=1, progress=False))
     assert {each.seed: each.reward for each in found} == cart_pole_rewards(range(6))
+
+
+def test_a_hanging_copy_takes_none_of_a_batch_with_it(faulty: prized_gym.Base) -> None:
+    def act(observations: Any, infos: Any) -> Any:
+        return np.where((observations[:, 1] == 2) & (observations[:, 0] == 0), Faulty.HANG, Faulty.STEP)
+
+    found = {e.seed: e for e in rollouts(faulty, range(5), 5, policy=act, batched=True, timeout=2.0, progress=False)}
+    assert "hang_here" in str(found[2].failure)
+    assert [seed for seed, each in sorted(found.items()) if each.failure] == [2]
+
+
+def test_what_the_caller_does_is_none_of_the_copies_time(faulty: prized_gym.Base) -> None:
+    for number, each in enumerate(rollouts(faulty, range(4), 2, policy=lambda o, i: 0, timeout=1.5, progress=False)):
+        assert each.failure is None and each.seconds < 1.5
+        if number == 0:
+            time.sleep(2.0)
+    (slow,) = rollouts(faulty, [1], policy=lambda o, i: time.sleep(0.6) or 0, timeout=1.0, progress=False)
+    assert re.search(r"within 1 s, of which the policy took (0|1)\.\d", str(slow.failure))
+
+
+def test_what_has_ended_is_given_before_an_error_of_the_seeds(faulty: prized_gym.Base) -> None:
+    def seeds() -> Any:
+        yield from range(2)
+        raise RuntimeError("no more seeds")
+
+    found = []
+    with pytest.raises(RuntimeError, match="no more seeds"):
+        for each in rollouts(faulty, seeds(), 2, policy=lambda o, i: 0, progress=False):
+            found.append(each.seed)
+    assert found
+
+
+def test_a_fork_that_fails_is_the_failure_of_its_rollouts(
+    faulty: prized_gym.Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prized_gym.engines.local.fleet import LocalFleet
+
+    fork, forks = LocalFleet.fork, 0
+
+    def sometimes(self: Any, first: Any, timeout: Any = None) -> None:
+        nonlocal forks
+        forks += 1
+        if forks in (2, 3):
+            raise prized_gym.PrizedGymError("no more processes")
+        fork(self, first, timeout)
+
+    monkeypatch.setattr(LocalFleet, "fork", sometimes)
+    found = list(rollouts(faulty, range(6), 2, policy=lambda o, i: 0, retries=2, progress=False))
+    assert sorted(each.seed for each in found) == list(range(6)) and not any(each.failure for each in found)
+    assert max(each.attempts for each in found) > 1
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), StopIteration(), asyncio.CancelledError(), GeneratorExit()])
+def test_whatever_a_policy_raises_in_the_loop_is_its_rollouts_failure(
+    faulty: prized_gym.Base, error: BaseException
+) -> None:
+    async def act(observation: Any, info: Any) -> int:
+        if observation[0] == 0 and observation[1] == 1:
+            raise error
+        return 0
+
+    found = {each.seed: each for each in rollouts(faulty, range(4), 2, policy=act, timeout=20, progress=False)}
+    assert sorted(found) == [0, 1, 2, 3]
+    assert [seed for seed, each in sorted(found.items()) if each.failure] == [1]
+    assert "the policy raised " in str(found[1].failure)
+
+
+def test_callables_that_return_a_coroutine(cart_pole: prized_gym.Base) -> None:
+    import functools
+
+    for act in (lambda o, i: lean_slowly(o, i), functools.partial(lean_slowly)):
+        found = list(rollouts(cart_pole, range(3), 2, policy=act, progress=False))
+        assert {each.seed: each.reward for each in found} == cart_pole_rewards(range(3))
+
+
+def test_context_variables_reach_a_coroutine(cart_pole: prized_gym.Base) -> None:
+    whose: contextvars.ContextVar[str] = contextvars.ContextVar("whose", default="lost")
+    seen = set()
+
+    async def act(observation: Any, info: Any) -> int:
+        seen.add(whose.get())
+        return lean(observation, info)
+
+    async def main() -> None:
+        whose.set("mine")
+        await collected(rollouts(cart_pole, range(2), policy=act, progress=False))
+
+    asyncio.run(main())
+    assert seen == {"mine"}
+
+
+def test_close_in_the_loop_ends_it(cart_pole: prized_gym.Base) -> None:
+    before = set(own_descendants())
+    runs = rollouts(cart_pole, range(100), 3, policy=lean, progress=False)
+    assert bool(rollouts(cart_pole, iter([1]), policy=lean, progress=False))
+    count = 0
+    for _ in runs:
+        count += 1
+        runs.close()
+        assert copies_left(before) == []
+    assert count == 1
+    iterator = iter(again := rollouts(cart_pole, range(3), policy=lean, progress=False))
+    again.close()
+    assert list(iterator) == []
+
+    async def main() -> int:
+        count = 0
+        async with rollouts(cart_pole, range(100), 3, policy=lean, progress=False) as runs:
+            async for _ in runs:
+                count += 1
+                if count == 2:
+                    break
+        assert copies_left(before) == []
+        return count
+
+    assert asyncio.run(main()) == 2
+
+
+def test_a_base_is_closed_with_its_runs() -> None:
+    async def main() -> None:
+        base = prized_gym.Base("CartPole-v1")
+        async for _ in rollouts(base, range(100), 3, policy=lean, progress=False):
+            break
+        started = time.monotonic()
+        base.close()
+        assert time.monotonic() - started < 4
+        base = prized_gym.Base("CartPole-v1")
+        found = []
+        async for each in rollouts(base, range(100), 3, policy=lean_slowly, progress=False):
+            found.append(each)
+            base.close()
+        assert 1 <= len(found) < 100
+
+    asyncio.run(main())
 
 
 class NoNumber(Word):

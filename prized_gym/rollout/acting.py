@@ -12,9 +12,9 @@ from prized_gym.engines.sandbox.conversation import Conversation
 from prized_gym.engines.sandbox.failures import Watch
 from prized_gym.fleet import Fresh, Reseed, Reset
 from prized_gym.rollout.agenda import Work
-from prized_gym.rollout.policy import NoActionError, Policy, UserLoop
+from prized_gym.rollout.policy import NoActionError, Policy, UserError, UserLoop
 from prized_gym.rollout.stepping import options_of
-from prized_gym.rollout.ways import Outcome, Place, UserError, Way, finite
+from prized_gym.rollout.ways import Outcome, Place, Way, beyond, finite
 
 if TYPE_CHECKING:
     from prized_gym.engines.sandbox.engine import SandboxBase
@@ -41,22 +41,22 @@ class PolicyWay(Way):
     async def play(self, place: Place, work: Work, timeout: float | None) -> Outcome:
         talk = self._handle.conversation(place.box)
         try:
-            return await self._play(talk, place, work)
+            return await self._play(talk, place, work, beyond(timeout))
         finally:
             talk.channel.close()
 
-    async def _play(self, talk: Conversation, place: Place, work: Work) -> Outcome:
+    async def _play(self, talk: Conversation, place: Place, work: Work, limit: float) -> Outcome:
         if not await talk.wait_ready(talk.protocol.ready(), time.monotonic() + _ANSWERING, Watch(place.box)):
             raise ChannelError("refused", "its server does not answer")
         seed = work.seed if work.start is None else work.start
         command = Reset(seed, options_of(work.task), fresh=Fresh(seed), from_base=self._from_base)
-        observation, info = await talk.command(place.slot, command, None)
+        observation, info = await talk.command(place.slot, command, limit)
         if work.start is not None:
-            await talk.command(place.slot, Reseed(work.seed), None)
+            await talk.command(place.slot, Reseed(work.seed), limit)
         total = 0.0
         while True:
             action = await self._act(observation, info)
-            answer = await talk.step(action, False, None)
+            answer = await talk.step(action, False, limit)
             observation, info = answer.obs, answer.info
             total += answer.reward
             place.length += 1
@@ -83,13 +83,7 @@ class PolicyWay(Way):
 
     async def _ask(self, observation: Any, info: Any) -> Any:
         """What the policy returned; what it raised as a ``UserError``."""
-        function = self._policy.function
-        try:
-            if self._policy.is_async:
-                return await asyncio.wrap_future(self._loop.submit(function(observation, info)))
-            return await asyncio.wrap_future(self._thread.submit(lambda: function(observation, info)))
-        except Exception as error:
-            raise UserError("the policy", error) from error
+        return await self._loop.ask("the policy", self._thread, self._policy.function, observation, info)
 
     async def _ask_for_all(self) -> None:
         """Ask a batched policy for all copies that wait, until none does."""

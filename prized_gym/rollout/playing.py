@@ -18,9 +18,9 @@ from prized_gym.engines.sandbox.fleet import FORK_TIMEOUT
 from prized_gym.errors import BaseDiedError, Failure, SandboxError
 from prized_gym.pricing import Prices
 from prized_gym.rollout.agenda import Agenda, Work
-from prized_gym.rollout.policy import raised
+from prized_gym.rollout.policy import UserError, raised
 from prized_gym.rollout.record import Rollout
-from prized_gym.rollout.ways import EpisodeError, Outcome, Place, UserError, Way
+from prized_gym.rollout.ways import EpisodeError, Outcome, Place, Way
 
 if TYPE_CHECKING:
     from prized_gym.engines.sandbox.engine import SandboxBase
@@ -59,8 +59,10 @@ class PlayedRollouts:
         self._handle, self._way, self._agenda, self._report = handle, way, agenda, report
         self._timeout, self._prices, self._labels = timeout, prices, labels
         self._free = list(range(copies))
+        self._boxes: set[Sandbox] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._forking: asyncio.Task[None] | None = None
+        self._lost: BaseDiedError | None = None
 
     async def run(self) -> None:
         """Play everything. Cancelled, it first deletes what it made.
@@ -71,7 +73,7 @@ class PlayedRollouts:
         try:
             while True:
                 works: list[Work] = []
-                if self._free and self._forking is None:
+                if self._free and self._forking is None and self._lost is None:
                     # In a thread: seeds may be a generator of the user's that waits for something.
                     works = await background.in_thread(partial(self._agenda.take, len(self._free)))
                 if works:
@@ -83,8 +85,11 @@ class PlayedRollouts:
                 self._tasks -= done
                 if self._forking in done:
                     self._forking = None
-                for task in done:
-                    task.result()
+                if self._lost is None:
+                    for task in done:
+                        task.result()
+                elif not self._tasks:
+                    raise self._lost
         finally:
             await self._end_all()
 
@@ -98,6 +103,8 @@ class PlayedRollouts:
                 # Read, so that no one complains that it was not.
                 if not task.cancelled():
                     task.exception()
+        # Those whose task had not begun.
+        await asyncio.gather(*(self._forget(box) for box in self._boxes))
         self._way.close()
 
     async def _fork(self, works: list[Work]) -> None:
@@ -110,14 +117,19 @@ class PlayedRollouts:
             if forking.done() and forking.exception() is None:
                 await asyncio.gather(*(self._forget(box) for box in forking.result()))
             raise
-        except BaseDiedError:
-            raise
+        except BaseDiedError as error:
+            # Those under way are in live copies: they may end first.
+            self._lost = error
+            if not self._tasks:
+                raise
+            return
         except Exception as error:
             for slot, work in zip(slots, works, strict=True):
                 failure = f"copy {slot} could not be forked: {error}"
                 self._settle(work, Outcome(math.nan, 0, None), 0.0, "", failure)
                 self._free.append(slot)
             return
+        self._boxes.update(boxes)
         for slot, work, box in zip(slots, works, boxes, strict=True):
             self._tasks.add(asyncio.create_task(self._one(slot, work, box)))
 
@@ -134,6 +146,8 @@ class PlayedRollouts:
                 failure = None
                 if not playing.done():
                     failure = await self._overdue(place)
+                elif playing.cancelled():
+                    failure = f"copy {slot} (sandbox {box.id}): the episode was cancelled"
                 elif (error := playing.exception()) is not None:
                     failure = await self._why(place, error)
                 outcome = Outcome(math.nan, place.length, place.so_far) if failure else playing.result()
@@ -142,6 +156,7 @@ class PlayedRollouts:
             self._settle(work, outcome, seconds, box.id, failure)
         finally:
             await _to_its_end(background.submit(place.copy.close, urgent=True))
+            self._boxes.discard(box)
             self._free.append(slot)
 
     async def _overdue(self, place: Place) -> str:

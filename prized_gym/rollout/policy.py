@@ -3,23 +3,68 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from prized_gym.actions import ActionCheck
 from prized_gym.batch import ActionBuffer, AnySpace, assemble
+from prized_gym.channels import background
 
-_T = TypeVar("_T")
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call of the user's code returned or raised, as a value.
+
+    Not as an exception on its way through futures and tasks, where ``SystemExit`` ends an event loop, ``StopIteration`` is
+    not allowed, and ``CancelledError`` means something else.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class UserError(Exception):
+    """What the user's own code raised, told from what was raised around it.
+
+    Attributes:
+        what: of the user's: ``"the episode"``.
+        error: what it raised.
+    """
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        super().__init__(what)
+        self.what = what
+        self.error = error
+
+
+def call(function: Callable[[], Any]) -> Answer:
+    """Call it."""
+    try:
+        return Answer(function())
+    except BaseException as error:
+        return Answer(error=error)
+
+
+async def _call(function: Callable[[], Any]) -> Answer:
+    """Call it, and wait for what is to be waited for."""
+    try:
+        value = function()
+        return Answer(await value if inspect.isawaitable(value) else value)
+    except BaseException as error:
+        return Answer(error=error)
 
 
 class UserLoop:
-    """The event loop that the user's coroutines run in: theirs, or a thread's own.
+    """Where the user's code runs: coroutines in their event loop, or in a thread's own; with their context variables.
 
     Args:
         theirs: the loop of whoever iterates with ``async for``; None if nobody does.
@@ -27,14 +72,34 @@ class UserLoop:
 
     def __init__(self, theirs: asyncio.AbstractEventLoop | None = None) -> None:
         self._theirs = theirs
+        self._context = contextvars.copy_context()
         self._own: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
 
-    def submit(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Run a coroutine there."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._theirs or self._started())
+    def submit(self, function: Callable[[], Any]) -> Future[Answer]:
+        """Call ``function`` in the loop, and wait there for what it returns if that is awaitable."""
+        loop = self._theirs or self._started()
+        return self._context.copy().run(asyncio.run_coroutine_threadsafe, _call(function), loop)
+
+    async def ask(self, what: str, threads: background.Threads, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a call returns: a coroutine function's in the loop, a plain one's in a thread. For the background loop.
+
+        Raises:
+            UserError: it raised.
+        """
+        asked = partial(function, *arguments)
+        if is_async(function):
+            answer = await asyncio.wrap_future(self.submit(asked))
+        else:
+            answer = await asyncio.wrap_future(threads.submit(partial(self._context.copy().run, call, asked)))
+            if inspect.isawaitable(answer.value):
+                value = answer.value
+                answer = await asyncio.wrap_future(self.submit(lambda: value))
+        if answer.error is not None:
+            raise UserError(what, answer.error)
+        return answer.value
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -70,6 +135,8 @@ async def _cancel_all() -> None:
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling it gives a coroutine."""
+    while isinstance(function, partial):
+        function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
@@ -121,7 +188,7 @@ class Policy:
         """
         try:
             return self._check.split(answer if self.batched else self._batch_of(answer), count)
-        except (ValueError, TypeError) as error:
+        except Exception as error:
             raise NoActionError(f"returned {answer!r:.200}: {error}") from error
 
     def single(self, leaves: tuple[list[Any], list[list[Any]]], number: int) -> Any:

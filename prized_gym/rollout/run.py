@@ -67,7 +67,8 @@ def rollouts(
         0
         >>> base.close()
 
-    In an event loop or a notebook cell, ``async for`` does the same.
+    In an event loop or a notebook cell, ``async for`` does the same; what it leaves early is gone as soon as the loop has run
+    on, or with ``async with`` at its end.
 
     Args:
         base: a :class:`prized_gym.Base`, which stays open; or whatever ``Base`` takes, to be set up for this run with
@@ -108,7 +109,8 @@ def rollouts(
     Raises:
         TypeError, ValueError: arguments that do not fit.
         EngineUnavailableError: ``request``, ``command`` or ``episode`` with a base that is no sandbox.
-        BaseDiedError: while iterating, the base is gone, or has to be built anew and cannot be.
+        BaseDiedError: while iterating: the base was closed, or it died, is a sandbox, and those under way have ended. On other
+            engines, and by the next call, a base that died is built anew from its recipe.
     """
     ways = {"policy": policy, "request": request, "command": command, "episode": episode}
     given = [name for name, value in ways.items() if value is not None]
@@ -148,7 +150,9 @@ def rollouts(
             reset_in=reset_in,
             prices=FREE if prices is None else prices,
             labels=labels,
+            with_tasks=tasks is not None,
         )
+        found.revive()
         plan.check()
         run.__init__(plan, agenda, owned, progress)  # type: ignore[misc]
     except BaseException:
@@ -190,7 +194,9 @@ class _Plan:
         reset_in: str,
         prices: Prices,
         labels: Mapping[str, str] | None,
+        with_tasks: bool,
     ) -> None:
+        self.with_tasks = with_tasks
         self.base, self.name, self.what, self.copies, self.batched = base, name, what, copies, batched
         self.reward, self.timeout, self.reset_in, self.prices, self.labels = reward, timeout, reset_in, prices, labels
 
@@ -223,7 +229,7 @@ class _Plan:
             return ways.RequestWay(handle, self.what, self.reward)
         if self.name == "command":
             return ways.CommandWay(self.what, self.reward)
-        return ways.EpisodeWay(self.what, self.reward, loop)
+        return ways.EpisodeWay(self.what, self.reward, loop, self.with_tasks)
 
 
 class Rollouts:
@@ -238,6 +244,7 @@ class Rollouts:
         self._begun = False
         self._closed = False
         self._end: Callable[[], None] | None = None
+        plan.base.before_closing(self)
 
     # Iterating
 
@@ -267,6 +274,8 @@ class Rollouts:
         try:
             with self._bar() as bar, contextlib.closing(events) as source:  # type: ignore[type-var]
                 self._tally.start()
+                if self._closed:
+                    return
                 for work, rollout in source:
                     self._count(bar, work, rollout)
                     yield rollout
@@ -292,17 +301,16 @@ class Rollouts:
                     self._count(bar, *event)
                     yield event[1]
         finally:
-            # What is left may be in the middle of a coroutine of this very loop.
-            end = loop.run_in_executor(None, self._let_go)
-            while not end.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.shield(end)
+            await self.aclose()
 
     def _in_this_thread(self) -> Iterator[tuple[Work, Rollout]]:
         loop = UserLoop()
         try:
-            yield from self._stepped(loop, None).run()
+            stepped = self._stepped(loop)
+            self._end = stepped.end
+            yield from stepped.run()
         finally:
+            self._end = None
             loop.close()
 
     def _from_elsewhere(self) -> Iterator[tuple[Work, Rollout]]:
@@ -320,7 +328,7 @@ class Rollouts:
 
     # Running
 
-    def _stepped(self, loop: UserLoop, stop: threading.Event | None) -> SteppedRollouts:
+    def _stepped(self, loop: UserLoop) -> SteppedRollouts:
         plan = self._plan
         return SteppedRollouts(
             plan.base,
@@ -331,7 +339,6 @@ class Rollouts:
             reset_in=plan.reset_in,
             prices=plan.prices,
             loop=loop,
-            stop=stop,
         )
 
     def _start(self, report: Callable[[_Event], None], loop: UserLoop) -> None:
@@ -342,11 +349,11 @@ class Rollouts:
             self._start_playing(report, loop)
 
     def _start_stepping(self, report: Callable[[_Event], None], loop: UserLoop) -> None:
-        stop = threading.Event()
+        stepped = self._stepped(loop)
 
         def work() -> None:
             try:
-                for event in self._stepped(loop, stop).run():
+                for event in stepped.run():
                     report(event)
                 report(None)
             except BaseException as error:
@@ -355,7 +362,7 @@ class Rollouts:
         thread = threading.Thread(target=work, name="prized_gym-stepping", daemon=True)
 
         def end() -> None:
-            stop.set()
+            stepped.stop()
             thread.join(_CLOSE_TIMEOUT)
 
         self._end = end
@@ -381,12 +388,13 @@ class Rollouts:
                     prices=plan.prices,
                     labels=plan.labels,
                 ).run()
-                report(None)
             except asyncio.CancelledError:
-                raise
+                # The end that was asked for; whoever still iterates is told below.
+                pass
             except BaseException as error:
                 report(error)
             finally:
+                report(None)
                 ended.set()
 
         running: Future[None] = background.start(run())
@@ -419,6 +427,31 @@ class Rollouts:
         """End the run and delete its copies. Calling it again does nothing; leaving the loop calls it."""
         if not self._closed:
             self._let_go()
+
+    async def aclose(self) -> None:
+        """:meth:`close`, for an event loop. A cancellation meanwhile is raised once nothing is left."""
+        cancelled: asyncio.CancelledError | None = None
+        # What is left may be in the middle of a coroutine of this very loop.
+        end = asyncio.get_running_loop().run_in_executor(None, self.close)
+        while not end.done():
+            try:
+                await asyncio.shield(end)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        end.result()
+        if cancelled is not None:
+            raise cancelled
+
+    async def __aenter__(self) -> Rollouts:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __bool__(self) -> bool:
+        return True
 
     def __enter__(self) -> Rollouts:
         return self

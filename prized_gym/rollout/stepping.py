@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import inspect
 import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,16 +18,19 @@ import numpy as np
 
 from prized_gym import fleet as ops
 from prized_gym.base import Base
-from prized_gym.errors import BaseDiedError, Failure
-from prized_gym.fleet import Command, Fresh, Reseed, Reset
+from prized_gym.errors import BaseDiedError, Failure, ForkUnsafeError, PrizedGymError
+from prized_gym.fleet import Command, Fleet, Fresh, Reseed, Reset
 from prized_gym.pricing import Prices
 from prized_gym.rollout.agenda import Agenda, Work
-from prized_gym.rollout.policy import Policy, UserLoop, raised
+from prized_gym.rollout.policy import Answer, Policy, UserLoop, raised
 from prized_gym.rollout.record import Rollout
 
 _FORK_TIMEOUT = 120.0
 _LOOK_UP = 0.2
-"""Seconds after which a driver in a thread of its own looks whether it is to stop."""
+"""Seconds after which a run looks whether it is to stop."""
+
+_PATIENCE = 0.005
+"""Seconds at least that a batched policy's next batch is waited for once its first copy has answered."""
 
 _BOTH = 0.005
 """Seconds waited for copies before looking whether a policy has answered, where there is something of both to wait for."""
@@ -34,11 +38,12 @@ _BOTH = 0.005
 
 @dataclass
 class _Playing:
-    """One rollout under way in a copy."""
+    """One rollout under way in a copy; ``thought`` is what the policy has taken of its time, in seconds."""
 
     work: Work
     started: float
     phase: str = "reset"
+    thought: float = 0.0
     reward: float = 0.0
     length: int = 0
     info: dict[str, Any] = field(default_factory=dict)
@@ -50,13 +55,15 @@ class _Thought:
 
     Attributes:
         asked: the copies and what was played there: it may have ended when the answer comes.
-        answer: gives what the policy returned, or raises what it raised.
-        future: None where the policy answers at once.
+        asked_at: monotonic seconds.
+        future: of the answer; None where the policy answers at once.
+        answer: what it said.
     """
 
     asked: list[tuple[int, _Playing]]
-    answer: Callable[[], Any]
-    future: Future[Any] | None = None
+    asked_at: float
+    future: Future[Answer] | None = None
+    answer: Answer = field(default_factory=Answer)
 
 
 class SteppedRollouts:
@@ -71,7 +78,6 @@ class SteppedRollouts:
         reset_in: as for ``ForkedVectorEnv``.
         prices: of a copy.
         loop: where an asynchronous policy runs.
-        stop: once set, :meth:`run` ends; None where closing the generator ends it.
     """
 
     def __init__(
@@ -85,16 +91,12 @@ class SteppedRollouts:
         reset_in: str,
         prices: Prices,
         loop: UserLoop,
-        stop: threading.Event | None = None,
     ) -> None:
         self._base, self._size, self._policy, self._agenda = base, copies, policy, agenda
-        self._timeout, self._from_base, self._prices, self._loop, self._stop = (
-            timeout,
-            reset_in == "base",
-            prices,
-            loop,
-            stop,
-        )
+        self._timeout, self._from_base, self._prices, self._loop = timeout, reset_in == "base", prices, loop
+        self._fleet: Fleet | None = None
+        self._stopped = threading.Event()
+        self._at_work = False
         self._playing: dict[int, _Playing] = {}
         self._thoughts: list[_Thought] = []
         self._ended: list[tuple[Work, Rollout]] = []
@@ -106,33 +108,58 @@ class SteppedRollouts:
         Raises:
             BaseDiedError: the base is closed, or dies again and again.
         """
+        if self._stopped.is_set():
+            return
+        self._at_work = True
         self._fleet = self._base.fleet(self._size, self._from_base)
         try:
-            while self._refill():
+            while not self._stopped.is_set():
+                # Before anything can be raised for those that follow.
                 yield from self._take_ended()
-                if self._stop is not None and self._stop.is_set():
+                if self._stopped.is_set() or not self._refill():
                     return
                 self._act()
                 self._wait()
-            yield from self._take_ended()
         finally:
             for thought in self._thoughts:
                 if thought.future is not None:
                     thought.future.cancel()
             self._fleet.close(timeout=1.0)
+            self._at_work = False
+
+    def stop(self) -> None:
+        """Have the run end soon, from whichever thread."""
+        self._stopped.set()
+
+    def end(self) -> None:
+        """Have the run end, in the thread that iterates: its copies are gone at once."""
+        self.stop()
+        if not self._at_work and self._fleet is not None:
+            self._fleet.close(timeout=1.0)
 
     def _take_ended(self) -> Iterator[tuple[Work, Rollout]]:
-        while self._ended:
-            yield self._ended.pop(0)
+        while self._ended and not self._stopped.is_set():
+            ended, left = self._ended.pop(0), time.monotonic()
+            self._at_work = False
+            yield ended
+            self._at_work = True
+            # What the caller does meanwhile is none of the copies' time.
+            for playing in self._playing.values():
+                playing.started += time.monotonic() - left
 
     # New copies
+
+    @property
+    def _live(self) -> Fleet:
+        assert self._fleet is not None
+        return self._fleet
 
     def _refill(self) -> bool:
         """Fork a copy for each free place; False once nothing is left to play."""
         free = [index for index in self._everyone if index not in self._playing]
         works = self._agenda.take(len(free))
         if len(works) < len(free):
-            self._fleet.release(free[len(works) :])
+            self._live.release(free[len(works) :])
         if works:
             chosen = dict(zip(free, works, strict=False))
             self._fork(chosen)
@@ -140,17 +167,28 @@ class SteppedRollouts:
 
     def _fork(self, chosen: dict[int, Work]) -> None:
         first: dict[int, Command] = {index: self._reset_of(work) for index, work in chosen.items()}
+        failure = None
         try:
-            self._fleet.fork(first, _FORK_TIMEOUT)
-        except BaseDiedError as error:
-            for index in list(self._playing):
-                self._fail(index, Failure(index, self._fleet.where(index), "base", f"was lost with its base: {error}"))
-            self._fleet.close(timeout=0.0)
-            # Built anew from its recipe, or what that raises is raised.
-            self._fleet = self._base.fleet(self._size, self._from_base)
-            self._fleet.fork(first, _FORK_TIMEOUT)
+            try:
+                self._live.fork(first, _FORK_TIMEOUT)
+            except BaseDiedError as error:
+                for index in list(self._playing):
+                    self._fail(
+                        index, Failure(index, self._live.where(index), "base", f"was lost with its base: {error}")
+                    )
+                self._live.close(timeout=0.0)
+                # Built anew from its recipe, or what that raises is raised.
+                self._fleet = self._base.fleet(self._size, self._from_base)
+                self._live.fork(first, _FORK_TIMEOUT)
+        except (BaseDiedError, ForkUnsafeError):
+            raise
+        except PrizedGymError as error:
+            failure = str(error)
         now = time.monotonic()
         self._playing.update({index: _Playing(work, now) for index, work in chosen.items()})
+        if failure is not None:
+            for index in chosen:
+                self._end(index, failure=failure)
 
     def _reset_of(self, work: Work) -> Reset:
         seed = work.seed if work.start is None else work.start
@@ -174,35 +212,50 @@ class SteppedRollouts:
 
     def _ask(self, asking: list[int]) -> list[_Thought]:
         """Have the policy think about some copies; what it will say of them, if it answers at once."""
-        function, observations = self._policy.function, self._fleet.observations
+        function, observations = self._policy.function, self._live.observations
         asked = [(index, self._playing[index]) for index in asking]
         questions: list[tuple[list[tuple[int, _Playing]], Any, Any]]
         if self._policy.batched:
             questions = [(asked, observations.rows(asking), [playing.info for _, playing in asked])]
         else:
             questions = [([one], observations.one(one[0]), one[1].info) for one in asked]
-        if not self._policy.is_async:
-            return [_Thought(whose, partial(function, seen, info)) for whose, seen, info in questions]
+        answered: list[_Thought] = []
         for whose, seen, info in questions:
-            future = self._loop.submit(function(seen, info))
-            self._thoughts.append(_Thought(whose, future.result, future))
-        return []
+            asked_at = time.monotonic()
+            if self._policy.is_async:
+                self._thoughts.append(_Thought(whose, asked_at, self._loop.submit(partial(function, seen, info))))
+                continue
+            try:
+                thought = _Thought(whose, asked_at, None, Answer(function(seen, info)))
+            except Exception as error:
+                thought = _Thought(whose, asked_at, None, Answer(error=error))
+            if inspect.isawaitable(thought.answer.value):
+                value = thought.answer.value
+                self._thoughts.append(_Thought(whose, asked_at, self._loop.submit(partial(_itself, value))))
+            else:
+                answered.append(thought)
+            for _, one in whose:
+                one.thought += time.monotonic() - asked_at
+        return answered
 
     def _send(self, answered: Sequence[_Thought]) -> None:
         indices: list[int] = []
         parts: list[tuple[list[Any], list[list[Any]]]] = []
         for thought in answered:
             count = len(thought.asked)
-            valid = [
-                number
-                for number in range(count)
-                if self._playing.get(thought.asked[number][0]) is thought.asked[number][1]
-            ]
+            valid = [number for number, (index, one) in enumerate(thought.asked) if self._playing.get(index) is one]
             try:
-                arrays, objects = self._policy.split(thought.answer(), count)
-            except (Exception, concurrent.futures.CancelledError) as error:
+                answer = thought.answer if thought.future is None else thought.future.result()
+                if answer.error is not None:
+                    raise answer.error
+                arrays, objects = self._policy.split(answer.value, count)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                why = raised("the policy", error)
                 for number in valid:
-                    self._end(thought.asked[number][0], failure=raised("the policy", error))
+                    index = thought.asked[number][0]
+                    self._end(index, failure=f"copy {index} ({self._live.where(index)}): {why}")
                 continue
             if len(valid) < count:
                 arrays = [array[valid] for array in arrays]
@@ -217,12 +270,12 @@ class SteppedRollouts:
             objects = [list(itertools.chain(*columns)) for columns in zip(*(part[1] for part in parts), strict=True)]
         for index in indices:
             self._playing[index].phase = "stepping"
-        self._fleet.step_some(indices, arrays, objects, bytes([ops.STEP]) * len(indices))
+        self._live.step_some(indices, arrays, objects, bytes([ops.STEP]) * len(indices))
 
     # Waiting
 
     def _wait(self) -> None:
-        busy = len(self._fleet.busy)
+        busy = len(self._live.busy)
         limit = self._time_left()
         if busy and self._thoughts:
             limit = _BOTH
@@ -230,19 +283,25 @@ class SteppedRollouts:
             futures = [thought.future for thought in self._thoughts if thought.future is not None]
             concurrent.futures.wait(futures, limit, return_when=concurrent.futures.FIRST_COMPLETED)
         if busy:
-            # A batched policy gets all copies at once, so that its batches are full.
-            self._take_answers(self._fleet.wait(None if self._policy.batched else 1, limit))
+            started = time.monotonic()
+            finished = self._live.wait(1, limit)
+            left = len(self._live.busy)
+            if self._policy.batched and finished and left:
+                # For full batches: as long again as the first took, so that no one waits for one that hangs.
+                patience = max(_PATIENCE, time.monotonic() - started)
+                finished += self._live.wait(None, patience)
+            self._take_answers(finished)
         self._end_overdue()
 
-    def _time_left(self) -> float | None:
-        limits = [] if self._stop is None else [_LOOK_UP]
+    def _time_left(self) -> float:
+        limit = _LOOK_UP
         if self._timeout is not None and self._playing:
             first = min(playing.started for playing in self._playing.values())
-            limits.append(max(0.0, first + self._timeout - time.monotonic()))
-        return min(limits) if limits else None
+            limit = min(limit, max(0.0, first + self._timeout - time.monotonic()))
+        return limit
 
     def _take_answers(self, finished: Sequence[int]) -> None:
-        fleet = self._fleet
+        fleet = self._live
         seeds: dict[int, Command] = {}
         for index in finished:
             if index not in self._playing:
@@ -277,10 +336,13 @@ class SteppedRollouts:
         for index, playing in list(self._playing.items()):
             if now - playing.started < self._timeout:
                 continue
-            if playing.phase != "thinking":
-                self._fail(index, self._fleet.end(index, timed_out=self._timeout))
+            thinking = next((each for each in self._thoughts if (index, playing) in each.asked), None)
+            spent = playing.thought + (0.0 if thinking is None else now - thinking.asked_at)
+            if spent < self._timeout / 2 and playing.phase in ("reset", "reseeding", "stepping"):
+                self._fail(index, self._live.end(index, timed_out=self._timeout))
                 continue
-            self._end(index, failure=f"the policy had not answered when {self._timeout:g} s had passed")
+            reason = f"did not end within {self._timeout:g} s, of which the policy took {spent:.3g} s, and was ended"
+            self._fail(index, Failure(index, self._live.where(index), "timeout", reason))
         for thought in list(self._thoughts):
             if thought.future is not None and not any(self._playing.get(index) is one for index, one in thought.asked):
                 # Nobody waits for it any more.
@@ -297,8 +359,8 @@ class SteppedRollouts:
         work, seconds = playing.work, time.monotonic() - playing.started
         reward = playing.reward
         if failure is None and not math.isfinite(reward):
-            failure = f"copy {index} ({self._fleet.where(index)}) had a reward that is no finite number: {reward}"
-        usage = self._fleet.usage(index)
+            failure = f"copy {index} ({self._live.where(index)}) had a reward that is no finite number: {reward}"
+        usage = self._live.usage(index)
         vcpu = usage.cpu_seconds / seconds if seconds else 0.0
         cost = self._prices.cost(seconds=seconds, vcpu=vcpu, memory_gb=usage.memory_gb)
         if failure is not None:
@@ -316,7 +378,7 @@ class SteppedRollouts:
                     output,
                     seconds,
                     work.spent + cost,
-                    self._fleet.where(index),
+                    self._live.where(index),
                     failure,
                     work.attempt,
                 ),
@@ -327,3 +389,7 @@ class SteppedRollouts:
 def options_of(task: Any) -> dict[str, Any] | None:
     """A task as options of ``env.reset``."""
     return None if task is None else dict(task) if isinstance(task, dict) else {"task": task}
+
+
+def _itself(value: Any) -> Any:
+    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import inspect
 import json
 import math
 import shlex
@@ -21,13 +21,14 @@ from prized_gym.engines.sandbox.driver import Sandbox
 from prized_gym.errors import PrizedGymError
 from prized_gym.protocols import EpisodeProtocol
 from prized_gym.rollout.agenda import Work
-from prized_gym.rollout.policy import UserLoop, is_async, raised, takes
+from prized_gym.rollout.policy import UserLoop, raised, takes
 
 if TYPE_CHECKING:
     from prized_gym.engines.sandbox.engine import SandboxBase
 
 _TAIL = 2000
 _MOST_THREADS = 4096
+_FOR_EVER = 30 * 86400.0
 _LONGEST_LINE = 1 << 20
 
 Reward = str | Callable[[Any], float] | None
@@ -104,17 +105,17 @@ class RequestWay(Way):
         if isinstance(self._request, EpisodeProtocol):
             protocol = self._request
         else:
-            path = self._request.replace("{task}", urllib.parse.quote(_text(work.task), safe=""))
+            path = _with_task(self._request, work.task, partial(urllib.parse.quote, safe=""))
             protocol = EpisodeProtocol(path, self._reward)
         talk = self._handle.conversation(place.box, protocol)
         try:
-            await talk.reset(work.seed, options, timeout)
-            answer = await talk.step(0, False, timeout)
+            await talk.reset(work.seed, options, beyond(timeout))
+            answer = await talk.step(0, False, beyond(timeout))
         finally:
             talk.channel.close()
-        given = answer.info
-        output = given["answer"] if set(given) == {"answer"} else given
-        return Outcome(answer.reward, _length(given), output)
+        spoken = talk.protocol
+        output = spoken.answer if isinstance(spoken, EpisodeProtocol) else answer.info
+        return Outcome(answer.reward, _length(output), output)
 
 
 class CommandWay(Way):
@@ -133,7 +134,7 @@ class CommandWay(Way):
 
     async def play(self, place: Place, work: Work, timeout: float | None) -> Outcome:
         command = self._command.replace("{seed}", str(work.seed))
-        command = command.replace("{task}", shlex.quote(_text(work.task)))
+        command = _with_task(command, work.task, shlex.quote)
         result = await place.copy.exec_async(command, timeout=timeout)
         place.so_far = result.stdout
         if result.timed_out:
@@ -151,7 +152,7 @@ class CommandWay(Way):
                 raise
             except Exception as error:
                 raise EpisodeError(raised("reward=", error)) from error
-        line = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
+        line = next((line.strip() for line in reversed(output.split("\n")) if line.strip()), "")
         try:
             value = json.loads(line[:_LONGEST_LINE], parse_constant=float)
         except (ValueError, RecursionError):
@@ -168,10 +169,11 @@ class EpisodeWay(Way):
         episode: ``episode(copy, seed)``, or ``episode(copy, seed, task)`` if it takes one. Returns the reward or a dict
             with it.
         reward: the key of the dict, or a function of what was returned.
-        loop: where coroutines run.
+        loop: where it runs.
+        with_task: there are tasks to give it.
     """
 
-    def __init__(self, episode: Callable[..., Any], reward: Reward, loop: UserLoop) -> None:
+    def __init__(self, episode: Callable[..., Any], reward: Reward, loop: UserLoop, with_task: bool) -> None:
         if not callable(episode):
             raise TypeError(f"episode must be a callable, got {episode!r}")
         if not takes(episode, 2) and not takes(episode, 3):
@@ -179,7 +181,7 @@ class EpisodeWay(Way):
         self._episode = episode
         self._reward = reward
         self._loop = loop
-        self._takes_task = takes(episode, 3)
+        self._takes_task = with_task and _takes_task(episode)
         # Threads of their own, since what an episode waits for may need the background's; more than copies, since one that
         # ran out of time may never give its thread back.
         self._threads = background.Threads(_MOST_THREADS)
@@ -188,14 +190,7 @@ class EpisodeWay(Way):
         arguments: tuple[Any, ...] = (place.copy, work.seed)
         if self._takes_task:
             arguments = (*arguments, work.task)
-        if is_async(self._episode):
-            asked = self._loop.submit(self._episode(*arguments))
-        else:
-            asked = self._threads.submit(partial(self._episode, *arguments))
-        try:
-            given = await asyncio.wrap_future(asked)
-        except Exception as error:
-            raise UserError("the episode", error) from error
+        given = await self._loop.ask("the episode", self._threads, self._episode, *arguments)
         place.so_far = given
         try:
             value = self._reward(given) if callable(self._reward) else _number_or_key(given, self._reward or "reward")
@@ -206,18 +201,9 @@ class EpisodeWay(Way):
         return Outcome(finite(value), _length(given), given)
 
 
-class UserError(Exception):
-    """What the user's own code raised, told from what was raised around it.
-
-    Attributes:
-        what: of the user's: ``"the episode"``.
-        error: what it raised.
-    """
-
-    def __init__(self, what: str, error: Exception) -> None:
-        super().__init__(what)
-        self.what = what
-        self.error = error
+def beyond(timeout: float | None) -> float:
+    """A limit for one answer that the limit of the whole rollout comes before."""
+    return _FOR_EVER if timeout is None else 2.0 * timeout + 10.0
 
 
 def finite(value: Any) -> float:
@@ -249,14 +235,41 @@ def _number_or_key(value: Any, key: str = "reward") -> Any:
 
 def _length(value: Any) -> int:
     length = value.get("length") if isinstance(value, Mapping) else None
-    return length if isinstance(length, int) and not isinstance(length, bool) and length >= 0 else 1
+    if isinstance(length, int) and not isinstance(length, bool) and 0 <= length < 1 << 53:
+        return length
+    return 1
+
+
+def _with_task(template: str, task: Any, quote: Callable[[str], str]) -> str:
+    return template.replace("{task}", quote(_text(task))) if "{task}" in template else template
 
 
 def _text(task: Any) -> str:
     if task is None:
         return ""
-    return task if isinstance(task, str) else json.dumps(task)
+    try:
+        return task if isinstance(task, str) else json.dumps(task, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EpisodeError(f"the task {task!r:.200} is neither a string nor JSON: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def _tail(stderr: str) -> str:
     return f"; the end of its stderr:\n{stderr[-_TAIL:].rstrip()}" if stderr.strip() else ""
+
+
+def _takes_task(episode: Callable[..., Any]) -> bool:
+    """Whether a task is its third argument, and not an option of its own that has a default."""
+    if not takes(episode, 3):
+        return False
+    try:
+        parameters = list(inspect.signature(episode).parameters.values())
+    except ValueError:
+        return True
+    third = parameters[2] if len(parameters) > 2 else parameters[-1]
+    return third.name == "task" or third.default is third.empty

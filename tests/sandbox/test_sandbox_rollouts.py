@@ -171,6 +171,18 @@ def _raise(copy: prized_gym.Copy, seed: int) -> float:
     raise LookupError(f"nothing for {seed}")
 
 
+def _exit(copy: prized_gym.Copy, seed: int) -> float:
+    sys.exit(3)
+
+
+async def _exit_slowly(copy: prized_gym.Copy, seed: int) -> float:
+    sys.exit(3)
+
+
+async def _cancelled(copy: prized_gym.Copy, seed: int) -> float:
+    raise asyncio.CancelledError
+
+
 def _die(copy: prized_gym.Copy, seed: int) -> float:
     from test_gvisor_faults import _sentry_of
 
@@ -204,6 +216,12 @@ async def _raise_slowly(copy: prized_gym.Copy, seed: int) -> float:
         ({"command": "sleep 100"}, r"within 2 s"),
         ({"episode": _raise}, r"the episode raised LookupError: nothing for 1(.|\n)*in _raise"),
         ({"episode": _raise_slowly}, r"the episode raised LookupError"),
+        ({"episode": _exit}, r"the episode raised SystemExit: 3"),
+        ({"episode": _exit_slowly}, r"the episode raised SystemExit: 3"),
+        ({"episode": _cancelled}, r"the episode raised .*CancelledError"),
+        ({"episode": lambda copy, seed: next(iter([]))}, r"the episode raised StopIteration"),
+        ({"command": "echo '{}'", "tasks": [object()]}, r"no 'reward' among the keys"),
+        ({"command": "echo {task}", "tasks": [object()]}, r"the task <object .* is neither a string nor JSON"),
         ({"episode": _die}, r"ended: (.|\n)*in _die"),
         ({"episode": _fill}, r"No space left"),
         ({"episode": lambda copy, seed: {"score": 1}}, r"no 'reward' among the keys \['score'\]"),
@@ -214,7 +232,8 @@ async def _raise_slowly(copy: prized_gym.Copy, seed: int) -> float:
 )
 def test_what_fails_in_one_is_told(base: prized_gym.Base, way: Any, words: str) -> None:
     started = time.monotonic()
-    (one,) = rollouts(base, [1], timeout=2.0 if "within" in words else 30.0, progress=False, **way)
+    arguments = {"seeds": [1], "timeout": 2.0 if "within" in words else 30.0, "progress": False, **way}
+    (one,) = rollouts(base, **arguments)
     assert time.monotonic() - started < 20
     assert one.failure is not None and re.search(words, one.failure), one.failure
     assert one.copy_id in one.failure and math.isnan(one.reward)
@@ -235,6 +254,44 @@ def test_an_episode_that_never_ends_keeps_no_other_from_its_turn(base: prized_gy
         stuck.set()
     assert [seed for seed, each in sorted(found.items()) if each.failure] == [0, 1, 2]
     assert [found[seed].reward for seed in range(3, 6)] == [play(seed) for seed in range(3, 6)]
+
+
+def test_close_in_the_loop_ends_it(base: prized_gym.Base) -> None:
+    async def main() -> None:
+        async with rollouts(base, range(9), 2, command="echo 1", progress=False) as runs:
+            async for _ in runs:
+                await runs.aclose()
+        assert not base.sandbox_handle()._copies
+
+    runs = rollouts(base, range(9), 2, command="echo 1", progress=False)
+    count = 0
+    for _ in runs:
+        count += 1
+        runs.close()
+    assert count < 9 and not base.sandbox_handle()._copies
+    asyncio.run(main())
+
+
+def test_what_an_episode_takes_and_says(base: prized_gym.Base) -> None:
+    def warm(copy: prized_gym.Copy, seed: int, temperature: float = 0.7) -> dict[str, Any]:
+        return {"reward": 1, "temperature": temperature, "length": 10**400}
+
+    for tasks in (None, ["a"]):
+        seeds = [0] if tasks is None else None
+        runs = rollouts(base, seeds, tasks=tasks, episode=warm, progress=False)
+        (one,) = runs
+        assert one.output["temperature"] == 0.7 and one.length == 1 and runs.summary().mean_length == 1
+    command = 'python -c \'print(chr(123) + chr(34) + "reward" + chr(34) + ": 2, " + chr(34) + chr(0x2028) + chr(34) + ":1}")\''
+    (one,) = rollouts(base, [0], command=command, progress=False)
+    assert one.reward == 2.0
+    (one,) = rollouts(base, None, tasks=[np.int64(3)], command="echo {task}", progress=False)
+    assert one.reward == 3.0
+
+    async def act(copy: prized_gym.Copy, seed: int) -> float:
+        return 5.0
+
+    (one,) = rollouts(base, [0], episode=lambda copy, seed: act(copy, seed), progress=False)
+    assert one.reward == 5.0
 
 
 def test_forty_rollouts_with_one_in_ten_failing(base: prized_gym.Base) -> None:
@@ -293,15 +350,30 @@ def test_leaving_early_deletes_the_copies(base: prized_gym.Base) -> None:
     assert not copies
 
 
-def test_a_base_that_dies_ends_the_run(gvisor: str) -> None:
+def test_a_base_that_dies_ends_the_run_after_those_under_way(gvisor: str) -> None:
     from test_gvisor_faults import _sentry_of
 
     with prized_gym.Base(engine=gvisor, **SMALL) as base:
+        killed = threading.Event()
+
+        def episode(copy: prized_gym.Copy, seed: int) -> float:
+            if seed == 2:
+                os.kill(_sentry_of(base.id), signal.SIGKILL)
+                killed.set()
+            elif seed == 3:
+                killed.wait(30)
+                time.sleep(0.5)
+            return float(seed)
+
+        found = []
         with pytest.raises(prized_gym.BaseDiedError, match="the base"):
-            for each in rollouts(base, range(100), 2, command="echo 1", progress=False):
-                if each.seed == 2:
-                    os.kill(_sentry_of(base.id), signal.SIGKILL)
+            for each in rollouts(base, range(100), 2, episode=episode, progress=False):
+                found.append((each.seed, each.reward, each.failure))
+        assert [(seed, float(seed), None) for seed in range(4)] == sorted(found)[:4]
         assert not base.sandbox_handle()._copies
+        # The next call builds it anew.
+        (one,) = rollouts(base, [7], command="echo {seed}", progress=False)
+        assert one.reward == 7.0
 
 
 TRAINER = """
