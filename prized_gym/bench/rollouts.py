@@ -62,7 +62,7 @@ def save(path, megabytes):
 
 
 def load(path):
-    weights = torch.load(path, weights_only=True)
+    weights = torch.load(path, weights_only=True, mmap=True)
     with torch.device("meta"):
         policy = Policy(len(weights))
     policy.load_state_dict(weights, assign=True)
@@ -311,13 +311,13 @@ class Recipe:
         program = f"import benched_policy; benched_policy.save({str(weights)!r}, {megabytes})"
         command = [sys.executable, "-c", program]
         subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(wheel)}, stdin=subprocess.DEVNULL)
-        self.memory = round(2 * megabytes * 1e6 + 400e6)
-        """Bytes that a sandbox may take: the weights as a file and as a model, torch, gVisor."""
+        self.memory = round(megabytes * 1e6 + 400e6)
+        """Bytes that a sandbox may take: the weights, which the model maps and does not copy, torch, gVisor."""
         self._options: dict[str, Any] = {
             "engine": "gvisor",
             "vcpu": self.VCPU,
-            # More than a large model needs would be no limit; a price for 4 GB stays one for 4 GB.
-            "memory_gb": max(self.MEMORY_GB, 1 + 2 * megabytes / 1000),
+            # A large model gets what it needs; the price stays that of the usual size.
+            "memory_gb": max(self.MEMORY_GB, 1 + megabytes / 1000),
             "disk_gb": 1 + megabytes / 1000,
             "upload": {str(path): path.name for path in (wheel, server, weights)},
             "setup": [INSTALL],
