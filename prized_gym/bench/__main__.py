@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from prized_gym.bench import fork, sandbox, step
+from prized_gym.bench import fork, rollouts, sandbox, step
 
-BENCHMARKS = {"step": step, "fork": fork, "sandbox": sandbox}
+BENCHMARKS = {"step": step, "fork": fork, "sandbox": sandbox, "rollouts": rollouts}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
