@@ -110,7 +110,7 @@ def test_what_the_base_prints_reaches_the_user(capfd: pytest.CaptureFixture[str]
     assert captured.out == "loading\n" and captured.err == "careful\n"
     envs.reset()
     envs.step([Faulty.PRINT])
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     said = ""
     while "hello from the copy\n" not in said:
         assert time.monotonic() < deadline
@@ -412,7 +412,7 @@ def test_a_fork_of_the_trainer_does_not_keep_the_base_alive() -> None:
     try:
         trainer.kill()
         trainer.wait()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while Path(f"/proc/{supervisor}").exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -117,11 +117,11 @@ def test_an_exception_that_cannot_be_carried_over() -> None:
 
 @pytest.mark.parametrize(("action", "place"), [(Faulty.HANG, "hang_here"), (Faulty.HANG_IN_C, "step")])
 def test_a_hung_copy_shows_its_stack(action: int, place: str) -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=3, step_timeout=0.5)
+    envs = ForkedVectorEnv(Faulty, num_envs=3, step_timeout=1.0)
     try:
         envs.reset(seed=0)
         envs.step(actions(3))
-        with pytest.raises(CopyTimeoutError, match=r"copy 2 .*0\.5 s") as caught:
+        with pytest.raises(CopyTimeoutError, match=r"copy 2 .*1 s") as caught:
             envs.step(actions(3, 2, action))
         assert f"in {place}" in str(caught.value)
         assert isinstance(caught.value, TimeoutError)
@@ -155,7 +155,7 @@ def test_truncate_goes_on(action: int, mode: AutoresetMode, fork_on: Any) -> Non
         on_failure="truncate",
         autoreset_mode=mode,
         step_timeout=1.0,
-        reset_timeout=5.0,
+        reset_timeout=20.0,
         fork_on=fork_on,
     )
     try:
@@ -345,10 +345,13 @@ def test_calls_out_of_order(engine: str) -> None:
             call()
 
 
-def test_step_wait_times_out_and_can_be_waited_for_again() -> None:
+def test_step_wait_times_out_and_can_be_waited_for_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
     class Slow(Faulty):
         def step(self, action: Any) -> Any:
-            time.sleep(0.5)
+            while not gate.exists():
+                time.sleep(0.01)
             return super().step(action)
 
     envs = ForkedVectorEnv(Slow, num_envs=2)
@@ -357,6 +360,7 @@ def test_step_wait_times_out_and_can_be_waited_for_again() -> None:
         envs.step_async(actions(2))
         with pytest.raises(multiprocessing.TimeoutError):
             envs.step_wait(timeout=0.05)
+        gate.touch()
         observations, *_ = envs.step_wait(timeout=30)
         assert observations[:, 0].tolist() == [1, 1]
     finally:
@@ -429,7 +433,7 @@ def test_nothing_outlives_a_killed_trainer(stage: str, tmp_path: Path) -> None:
         assert len(below) >= 2
         trainer.kill()
         trainer.wait()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while any(_running(pid) for pid in below):
             assert time.monotonic() < deadline, [pid for pid in below if _running(pid)]
             time.sleep(0.02)
@@ -480,14 +484,14 @@ def test_what_a_copy_starts_ends_with_it(tmp_path: Path) -> None:
         children = envs.call("pid")
         assert all(_running(pid) for pid in children)
         envs.reset(seed=0)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while any(_running(pid) for pid in children):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         children = envs.call("pid")
     finally:
         envs.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while any(_running(pid) for pid in children):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -515,7 +519,7 @@ def test_200_reset_and_close_rounds_leave_nothing() -> None:
         assert len(descendants()) == processes
         assert mapped() <= maps
         assert Path("/proc/mounts").read_text() == mounts
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while len(os.listdir(f"/proc/{base_pid}/fd")) > base_fds:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -529,7 +533,7 @@ def test_200_resets_of_one_env_leave_nothing() -> None:
         fds, processes = len(os.listdir("/proc/self/fd")), len(descendants())
         for number in range(200):
             envs.reset(seed=number)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while len(descendants()) > processes or len(os.listdir("/proc/self/fd")) > fds:
             assert time.monotonic() < deadline
             envs.call("get_wrapper_attr", "count")
@@ -553,9 +557,14 @@ def test_64_idle_copies_use_no_cpu() -> None:
                 total += int(fields[11]) + int(fields[12])
             return total
 
-        before = ticks()
-        time.sleep(1.0)
-        assert ticks() - before <= 1
+        # On a busy machine they take a while to come to rest.
+        deadline = time.monotonic() + 30
+        used = 2
+        while used > 1:
+            assert time.monotonic() < deadline, used
+            before = ticks()
+            time.sleep(1.0)
+            used = ticks() - before
     finally:
         envs.close()
 
@@ -580,7 +589,7 @@ def test_pipes_serve_where_there_is_no_eventfd(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_time_limit_holds_while_other_copies_autoreset() -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=3, step_timeout=0.6)
+    envs = ForkedVectorEnv(Faulty, num_envs=3, step_timeout=1.0)
     envs.reset(seed=0)
     envs.step([Faulty.END, 0, 0])
     with pytest.raises(CopyTimeoutError, match="copy 2"):
@@ -592,10 +601,10 @@ def test_a_time_limit_holds_while_other_copies_autoreset() -> None:
 def test_a_slow_autoreset_is_no_hung_step(mode: AutoresetMode) -> None:
     class SlowReset(Faulty):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            time.sleep(0.0 if seed is not None else 0.9)
+            time.sleep(0.0 if seed is not None else 1.5)
             return super().reset(seed=seed)
 
-    envs = ForkedVectorEnv(SlowReset, num_envs=2, step_timeout=0.5, autoreset_mode=mode)
+    envs = ForkedVectorEnv(SlowReset, num_envs=2, step_timeout=1.0, autoreset_mode=mode)
     envs.reset(seed=0)
     envs.step([Faulty.END, 0])
     observations, *_ = envs.step([0, 0])
@@ -665,7 +674,7 @@ def test_a_base_rebuilt_for_one_vector_env_serves_the_other(on_failure: Any, tmp
             for _ in range(8):
                 envs.step([0, 0])
         os.kill(int(base._handle.where.split()[1]), signal.SIGKILL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while base.alive:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -748,7 +757,7 @@ def test_a_server_of_the_base_outlives_its_launcher_and_the_copies() -> None:
     envs.reset(seed=0)
     assert _running(server)
     envs.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while _running(server):
         assert time.monotonic() < deadline
         time.sleep(0.02)

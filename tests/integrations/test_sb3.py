@@ -562,13 +562,17 @@ def test_progress_bar(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_interrupted_run_can_learn_again(make: Make) -> None:
+    class Interrupter(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.num_timesteps == 100:
+                # In the middle of one of the next steps.
+                threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
+            return True
+
     envs = make(Slow, 2)
     model = fast_ppo(envs)
-    timer = threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
-        model.learn(10_000)
-    timer.join()
+        model.learn(10_000, callback=Interrupter())
     steps = model.num_timesteps
     assert model.learn(64).num_timesteps == 64 < steps
 

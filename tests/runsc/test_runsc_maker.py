@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,17 +37,21 @@ def own_store(runsc: Runsc, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(store)
 
 
-def namespaces() -> set[str]:
-    """The PID, network and mount namespaces that processes are in."""
+def namespaces(pids: Iterable[int]) -> set[str]:
+    """The PID, network and mount namespaces that these processes are in."""
     found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            for kind in ("pid", "net", "mnt"):
-                try:
-                    found.add(os.readlink(entry / "ns" / kind))
-                except OSError:
-                    continue
+    for pid in pids:
+        for kind in ("pid", "net", "mnt"):
+            try:
+                found.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
+            except OSError:
+                continue
     return found
+
+
+def everybody() -> Iterator[int]:
+    """All processes."""
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
 def remains(store: Path) -> list[str]:
@@ -83,31 +87,17 @@ STAGES = {
 def test_killed(own_store: Path, runsc: Runsc, stage: str) -> None:
     if stage == "with a network" and (os.geteuid() or not runsc.slirp4netns or not os.path.exists("/dev/net/tun")):
         pytest.skip("no outbound network here: `prized-gym doctor` says why")
-    before = namespaces()
     with start_python(PRELUDE + STAGES[stage]) as maker:
         assert maker.stdout is not None
         assert maker.stdout.readline() == "go\n", maker.stdout.read()
         if stage == "while it starts its supervisor":
             assert eventually(lambda: list(own_store.glob("m-*")))
         MAKERS.update(path.name for path in own_store.glob("m-*"))
+        made = namespaces(tree(maker.pid)) - namespaces([os.getpid()])
         maker.kill()
         maker.wait()
         assert eventually(lambda: not remains(own_store), 10), remains(own_store)
-        assert eventually(lambda: namespaces() <= before | namespaces_of_others(), 10)
-
-
-def namespaces_of_others() -> set[str]:
-    """Namespaces of processes that are no supervisor's; other people's may come and go meanwhile."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes()
-                if b"prized_gym" not in line and b"runsc" not in line:
-                    found |= {os.readlink(entry / "ns" / kind) for kind in ("pid", "net", "mnt")}
-            except OSError:
-                continue
-    return found
+        assert eventually(lambda: not made & namespaces(everybody()), 10)
 
 
 def test_supervisor_killed_with_its_maker_leaves_files_to_a_sweep(own_store: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_copy_that_hangs_is_ended_with_its_stack(channel: str) -> None:
         started = time.monotonic()
         with pytest.raises(prized_gym.CopyTimeoutError, match=r"did not answer within 1 s[\s\S]*hang_here"):
             envs.step([Faulty.HANG, Faulty.STEP])
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 10
         envs.reset(seed=0)
     finally:
         envs.close()
@@ -200,7 +200,7 @@ def test_a_sandbox_killed_in_mid_step(bad_base: prized_gym.Base) -> None:
         threading.Timer(0.3, victim.kill, ["evicted"]).start()
         started = time.monotonic()
         *_, infos = envs.step([bad.FINE, bad.HANG])
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 10
         assert infos["failure"][1] == f"copy 1 (sandbox {victim.id}) ended: evicted"
         assert (envs.step([0, 0])[1] == [1, 0]).all()
     finally:

@@ -253,6 +253,7 @@ def test_outbound_for_setup_and_none_for_copies(gvisor: str) -> None:
                 assert copy.exec(connect).exit_code != 0
 
 
+@pytest.mark.alone
 def test_timings(gvisor: str) -> None:
     """Printed, and bounded loosely: the machine that runs the tests does other things too."""
     for channel, limit in (("http", 30.0), ("exec", 150.0)):

@@ -88,7 +88,7 @@ def test_a_sandbox_killed_in_mid_step(bad_base: prized_gym.Base) -> None:
         threading.Timer(0.5, os.kill, [sentry, signal.SIGKILL]).start()
         started = time.monotonic()
         *_, infos = envs.step([bad.FINE, bad.HANG])
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
         assert f"copy 1 (sandbox {box.id}) ended: " in infos["failure"][1]
         envs.step([0, 0])
         assert (envs.step([0, 0])[1] == 1).all()
@@ -268,10 +268,12 @@ def test_idle_copies_use_no_cpu(bad_base: prized_gym.Base) -> None:
     try:
         envs.reset(seed=0)
         sentries = [_sentry_of(member.box.id) for member in envs._fleet._members.values()]  # type: ignore[union-attr]
-        time.sleep(2.0)
-        before = [_cpu(pid) for pid in sentries]
-        time.sleep(1.0)
-        assert [_cpu(pid) for pid in sentries] == before
+        deadline = time.monotonic() + 30
+        before = None
+        while (used := [_cpu(pid) for pid in sentries]) != before:  # until they have come to rest
+            assert time.monotonic() < deadline
+            before = used
+            time.sleep(1.0)
         assert (envs.step([0, 0, 0])[1] == 1).all()
     finally:
         envs.close()
