@@ -19,7 +19,7 @@ from process_tools import own_descendants
 import prized_gym
 from prized_gym import Base, ForkedVectorEnv, SetupError, SetupTimeoutError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 class FromThisModule(Loaded):
@@ -94,7 +94,7 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
         "print(envs.step([0, 1, 0])[1])\n"
         "envs.close()\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "main runs\n[1. 1. 1.]\n" and not done.stderr
 
@@ -261,7 +261,7 @@ def test_a_system_without_fork_gets_a_clear_word() -> None:
         "envs = prized_gym.ForkedVectorEnv('CartPole-v1', engine='inline')\n"
         "envs.reset(seed=0); envs.step([0]); envs.close()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert "cannot. Use engine='inline'" in done.stdout
 

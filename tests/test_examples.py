@@ -20,7 +20,7 @@ from libraries import need_here
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(name: str, *arguments: str, timeout: float = 110) -> str:
+def run(name: str, *arguments: str, timeout: float = 220) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=timeout
     )
@@ -83,7 +83,7 @@ def client(notebook: Any) -> Any:
     nbclient = need_here("nbclient", "nbclient ipykernel")
     need_here("ipykernel", "ipykernel")
     return nbclient.NotebookClient(
-        notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": str(EXAMPLES)}}
+        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(EXAMPLES)}}
     )
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,16 @@ from process_tools import descendants
 import prized_gym
 from prized_gym import CopyDiedError, CopyTimeoutError, ForkedVectorEnv, InterruptedStepError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[prized_gym.Base]:
+    """One base for the tests that leave it alive."""
+    with prized_gym.Base(Faulty) as base:
+        yield base
 
 
 def actions(count: int, bad: int | None = None, action: int = Faulty.STEP) -> np.ndarray[Any, Any]:
@@ -44,8 +52,8 @@ def actions(count: int, bad: int | None = None, action: int = Faulty.STEP) -> np
         (Faulty.OS_EXIT, "exited with code 7"),
     ],
 )
-def test_a_copy_that_ends_is_named(action: int, words: str) -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=3, fork_on="start")
+def test_a_copy_that_ends_is_named(faulty: prized_gym.Base, action: int, words: str) -> None:
+    envs = ForkedVectorEnv(faulty, num_envs=3, fork_on="start")
     try:
         envs.reset(seed=0)
         envs.step(actions(3))
@@ -148,9 +156,9 @@ def test_a_stopped_copy_is_ended() -> None:
 )
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("fork_on", ["reset", "episode"])
-def test_truncate_goes_on(action: int, mode: AutoresetMode, fork_on: Any) -> None:
+def test_truncate_goes_on(faulty: prized_gym.Base, action: int, mode: AutoresetMode, fork_on: Any) -> None:
     envs = ForkedVectorEnv(
-        Faulty,
+        faulty,
         num_envs=3,
         on_failure="truncate",
         autoreset_mode=mode,
@@ -305,9 +313,9 @@ def test_a_masked_reset_that_rebuilds_the_base_does_not_bring_back_the_others(on
     ],
 )
 def test_actions_that_do_not_fit_are_refused_before_anything_is_sent(
-    batch: Any, error: type[Exception], words: str
+    faulty: prized_gym.Base, batch: Any, error: type[Exception], words: str
 ) -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=3)
+    envs = ForkedVectorEnv(faulty, num_envs=3)
     try:
         envs.reset(seed=0)
         with pytest.raises(error, match=words):
@@ -830,6 +838,6 @@ print("back")
 def test_interrupts_at_any_moment() -> None:
     # A process of its own: an interrupt may come while the interpreter can only print it, in a destructor.
     script = INTERRUPTS.format(tests=str(Path(__file__).parent))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "back\n"

@@ -19,7 +19,7 @@ from envs import Loaded, ManyGenerators
 import prized_gym
 from prized_gym import EngineUnavailableError, ForkedVectorEnv, ForkUnsafeError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def test_eight_forks_share_what_the_base_loaded_and_diverge(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_supervisor_killed_is_news(own_store: Path) -> None:
         "box = Sandbox.create(**options); say(box.exec('echo again').stdout)"
     )
     with start_python(program) as maker:
-        output = maker.communicate(timeout=30)[0]
+        output = maker.communicate(timeout=60)[0]
     assert "supervisor" in output and "b'again\\n'" in output
     assert not remains(own_store)
 
@@ -153,7 +153,7 @@ def test_ordinary_ends(own_store: Path, how: str) -> None:
         "say(maker.Maker.get(runsc).directory.name)\n"
     )
     with start_python(program + how) as maker:
-        MAKERS.add(maker.communicate(timeout=30)[0].split()[0])
+        MAKERS.add(maker.communicate(timeout=60)[0].split()[0])
     assert not remains(own_store)
 
 

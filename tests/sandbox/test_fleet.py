@@ -30,7 +30,7 @@ BAD = {
     "start": f"{sys.executable} {HERE / 'bad_server.py'} --port 8000",
     "ready": "http://127.0.0.1:8000/health",
 }
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def make(env: Any, num_envs: int, **options: Any) -> prized_gym.ForkedVectorEnv:

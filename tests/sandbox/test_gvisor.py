@@ -25,7 +25,7 @@ import prized_gym
 from prized_gym.runsc import delete_kept, diagnose
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module", params=["http", "exec"])

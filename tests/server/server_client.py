@@ -91,7 +91,7 @@ class Server:
 
     def end(self) -> tuple[int, str, str]:
         """The exit code, stdout and stderr once it has ended by itself."""
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=60)
         return self.process.returncode, out, self.stderr + err
 
     def close(self) -> None:
