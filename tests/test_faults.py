@@ -162,8 +162,8 @@ def test_truncate_goes_on(faulty: prized_gym.Base, action: int, mode: AutoresetM
         num_envs=3,
         on_failure="truncate",
         autoreset_mode=mode,
-        step_timeout=1.0,
-        reset_timeout=20.0,
+        step_timeout=1.0 if action == Faulty.HANG else 30.0,
+        reset_timeout=30.0,
         fork_on=fork_on,
     )
     try:
@@ -234,7 +234,10 @@ def test_a_reset_that_fails_once_is_tried_again_in_a_fresh_fork(tmp_path: Path) 
 @pytest.mark.parametrize("bad", ["raise", "kill", "hang"])
 @pytest.mark.parametrize("on_failure", ["raise", "truncate"])
 def test_a_reset_that_always_fails_is_raised(bad: str, on_failure: Any) -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=2, on_failure=on_failure, reset_timeout=0.7, env_kwargs={"bad_reset": bad})
+    limit = 0.7 if bad == "hang" else 30.0
+    envs = ForkedVectorEnv(
+        Faulty, num_envs=2, on_failure=on_failure, reset_timeout=limit, env_kwargs={"bad_reset": bad}
+    )
     try:
         with pytest.raises({"raise": RuntimeError, "kill": CopyDiedError, "hang": CopyTimeoutError}[bad]):
             envs.reset(seed=0)
@@ -741,7 +744,7 @@ def test_a_stopped_copy_and_a_long_message() -> None:
 
 
 def test_a_base_reset_that_hangs_is_ended() -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=2, reset_in="base", setup_timeout=3.0, env_kwargs={"bad_reset": "hang"})
+    envs = ForkedVectorEnv(Faulty, num_envs=2, reset_in="base", setup_timeout=6.0, env_kwargs={"bad_reset": "hang"})
     with pytest.raises(prized_gym.SetupTimeoutError, match="not reset in the base"):
         envs.reset()
     envs.close()

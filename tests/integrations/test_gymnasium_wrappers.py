@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ pytestmark = [
 ]
 
 Wrap = Callable[[Any], Any]
-Bases = Callable[[Callable[[], Any]], prized_gym.Base]
+Bases = dict[Callable[[], Any], prized_gym.Base]
 MODES = ["NextStep", "SameStep", "Disabled"]
 
 
@@ -43,18 +44,10 @@ def as_dict() -> gym.Env[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def base_of() -> Iterator[Bases]:
+def bases() -> Iterator[Bases]:
     """One base for each of the environments above."""
-    made: dict[Callable[[], Any], prized_gym.Base] = {}
-
-    def base(env: Callable[[], Any]) -> prized_gym.Base:
-        if env not in made:
-            made[env] = prized_gym.Base(env)
-        return made[env]
-
-    yield base
-    for each in made.values():
-        each.close()
+    with contextlib.ExitStack() as stack:
+        yield {env: stack.enter_context(prized_gym.Base(env)) for env in (discrete, continuous, image, as_dict)}
 
 
 small = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -109,10 +102,10 @@ cases: dict[str, tuple[Callable[[], Any], Wrap, list[str]]] = {
 
 
 @pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, (_, _, modes) in cases.items() for mode in modes])
-def test_the_same_as_around_sync_vector_env(base_of: Bases, name: str, mode: str) -> None:
+def test_the_same_as_around_sync_vector_env(bases: Bases, name: str, mode: str) -> None:
     env, wrap, _ = cases[name]
     pair = [
-        wrap(prized_gym.ForkedVectorEnv(base_of(env), 3, autoreset_mode=mode)),
+        wrap(prized_gym.ForkedVectorEnv(bases[env], 3, autoreset_mode=mode)),
         wrap(gym.vector.SyncVectorEnv([env] * 3, autoreset_mode=mode)),
     ]
     equal(*(envs.reset(seed=4) for envs in pair))

@@ -158,7 +158,7 @@ FAULTS = {
     bad.SHAPE: r"expected float32 of shape \(3,\)",
     bad.PICKLE: "not allowed",
     bad.DIE: "exited with code 7",
-    bad.HANG: "did not answer within 2 s",
+    bad.HANG: "did not answer within 4 s",
     bad.CUT: "closed before the answer was complete",
     bad.GZIP: "encoded as",
     bad.INTERIM: "one interim answer after another",
@@ -170,12 +170,12 @@ FAULTS = {
 
 def test_a_bad_server_is_the_failure_of_its_copy_and_nothing_else(bad_base: prized_gym.Base) -> None:
     count = bad.ACTIONS.n
-    envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=count, on_failure="truncate", step_timeout=2.0)
+    envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=count, on_failure="truncate", step_timeout=4.0)
     try:
         envs.reset(seed=0)
         started = time.monotonic()
         observations, rewards, terminations, truncations, infos = envs.step(np.arange(count))
-        assert time.monotonic() - started < 12
+        assert time.monotonic() - started < 20
         for action in range(count):
             if action in FAULTS:
                 assert truncations[action] and rewards[action] == 0 and not observations[action].any()

@@ -272,7 +272,7 @@ def test_timings(gvisor: str) -> None:
 
 
 def test_what_fails_inside_is_told(gvisor: str) -> None:
-    envs = prized_gym.ForkedVectorEnv(Faulty, num_envs=2, engine=gvisor, step_timeout=2, **SMALL)
+    envs = prized_gym.ForkedVectorEnv(Faulty, num_envs=2, engine=gvisor, step_timeout=4, **SMALL)
     try:
         envs.reset(seed=0)
         with pytest.raises(ZeroDivisionError):

@@ -48,7 +48,7 @@ def test_a_bad_server_hurts_only_its_copy(gvisor: str, channel: str, bad_base: p
         bad.HUGE: "8388608",
         bad.GARBAGE: "no HTTP",
         bad.DIE: "exited with code 7",
-        bad.HANG: "did not answer within 3 s",
+        bad.HANG: "did not answer within 5 s",
         bad.PICKLE: "not allowed",
         bad.SHAPE: r"expected float32 of shape",
     }
@@ -66,12 +66,12 @@ def test_a_bad_server_hurts_only_its_copy(gvisor: str, channel: str, bad_base: p
                     **SMALL,
                 )
             )
-        envs = prized_gym.ForkedVectorEnv(base, num_envs=len(actions), on_failure="truncate", step_timeout=3)
+        envs = prized_gym.ForkedVectorEnv(base, num_envs=len(actions), on_failure="truncate", step_timeout=5)
         stack.callback(envs.close)
         envs.reset(seed=0)
         started = time.monotonic()
         _, rewards, _, truncations, infos = envs.step(np.array(actions))
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 30
         assert rewards[0] == 1 and not truncations[0] and truncations[1:].all()
         for index, action in enumerate(actions[1:], start=1):
             assert re.search(reasons[action], infos["failure"][index]), infos["failure"][index]
