@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -388,6 +389,7 @@ def test_render_mode() -> None:
 
 
 def test_a_base_that_is_dropped_ends() -> None:
+    gc.collect()  # what earlier tests left is not to go away meanwhile
     before = len(own_descendants())
     base = Base(Loaded)
     assert len(own_descendants()) > before

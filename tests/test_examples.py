@@ -124,7 +124,7 @@ class TestNotebooks:
         pressed = threading.Event()
 
         def press() -> None:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 150
             while not notebook.cells[0].outputs and time.monotonic() < deadline:
                 time.sleep(0.05)
             time.sleep(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -519,6 +520,7 @@ def test_200_reset_and_close_rounds_leave_nothing() -> None:
             envs.step(actions(2))
         envs.close()
 
+    gc.collect()  # what earlier tests left is not to go away meanwhile
     with prized_gym.Base(Faulty) as base:
         one_round(base, True)
         fds, processes, mounts = len(os.listdir("/proc/self/fd")), len(descendants()), Path("/proc/mounts").read_text()
@@ -537,6 +539,7 @@ def test_200_reset_and_close_rounds_leave_nothing() -> None:
 
 
 def test_200_resets_of_one_env_leave_nothing() -> None:
+    gc.collect()  # what earlier tests left is not to go away meanwhile
     envs = ForkedVectorEnv(Faulty, num_envs=2)
     try:
         envs.reset(seed=0)

@@ -79,7 +79,7 @@ def test_every_space_and_mode(space: str, engine: str) -> None:
             forked = prized_gym.ForkedVectorEnv(base, num_envs=3, autoreset_mode=mode, fork_on="start")
             reference = SyncVectorEnv([make] * 3, autoreset_mode=mode)
             try:
-                compare(forked, reference, 120, mode is AutoresetMode.DISABLED, masked=True)
+                compare(forked, reference, 60, mode is AutoresetMode.DISABLED, masked=True)
             finally:
                 forked.close()
                 reference.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import shutil
@@ -142,6 +143,7 @@ def test_many_forks_leave_nothing(bad_base: prized_gym.Base) -> None:
         boxes = sum(1 for _ in Path(os.environ["PRIZED_GYM_STORE"]).glob("m-*/boxes/*"))
         return descriptors, boxes, threading.active_count()
 
+    gc.collect()  # what earlier tests left is not to go away meanwhile
     envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=1)
     for round in range(25):
         envs.reset(seed=round)
