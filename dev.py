@@ -25,6 +25,14 @@ ENVIRONMENTS = {
 }
 
 
+# What pytest answers.
+OK, FAILED, NO_TESTS = 0, 1, 5
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def python_in(folder: Path) -> Path:
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
@@ -76,7 +84,17 @@ def main(arguments: list[str]) -> int:
     for check in (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",)):
         if code := run(python, "-m", *check):
             return code
-    return 0 if task == "check" else run(python, "-m", "pytest", *rest)
+    if task == "check":
+        return 0
+    if any(argument.startswith("-m") for argument in rest):
+        return run(python, "-m", "pytest", *rest)
+    # Several at a time, more than there are cores, since many wait; then, one by one, those that measure time.
+    workers = str(min(cores() + 1, 4))
+    beside = run(python, "-m", "pytest", "-n", workers, "--dist", "worksteal", "-m", "not alone", *rest)
+    if beside not in (OK, FAILED, NO_TESTS):
+        return beside
+    alone = run(python, "-m", "pytest", "-m", "alone", *rest)
+    return min(beside, alone) if NO_TESTS in (beside, alone) else max(beside, alone)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(180)
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -20,7 +20,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def run(code: list[str], folder: Path) -> str:
-    done = subprocess.run([sys.executable, *code], capture_output=True, text=True, timeout=90, cwd=folder)
+    done = subprocess.run([sys.executable, *code], capture_output=True, text=True, timeout=150, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

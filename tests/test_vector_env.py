@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -20,7 +21,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import prized_gym
 from prized_gym import Base, ForkedVectorEnv
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def test_attributes(engine: str) -> None:
@@ -68,10 +69,13 @@ def test_set_attr_lands_on_the_environment_that_has_it(engine: str) -> None:
     envs.close()
 
 
-def test_call_wait_times_out_and_can_be_waited_for_again() -> None:
+def test_call_wait_times_out_and_can_be_waited_for_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
     class Slow(Loaded):
         def nap(self) -> str:
-            time.sleep(0.5)
+            while not gate.exists():
+                time.sleep(0.01)
             return "rested"
 
     envs = ForkedVectorEnv(Slow, num_envs=2)
@@ -79,6 +83,7 @@ def test_call_wait_times_out_and_can_be_waited_for_again() -> None:
     envs.call_async("nap")
     with pytest.raises(multiprocessing.TimeoutError):
         envs.call_wait(timeout=0.05)
+    gate.touch()
     assert envs.call_wait() == ("rested",) * 2
     envs.close()
 
@@ -165,14 +170,16 @@ def test_a_reset_while_an_autoreset_is_pending_resets_once(engine: str) -> None:
     envs.close()
 
 
-def test_partial_steps_come_as_they_are_ready() -> None:
+def test_partial_steps_come_as_they_are_ready(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
     class Uneven(Loaded):
         def step(self, action: Any) -> Any:
-            if action:
-                time.sleep(0.4)
+            while action and not gate.exists():
+                time.sleep(0.01)
             return super().step(action)
 
-    envs = ForkedVectorEnv(Uneven, num_envs=4, step_timeout=10)
+    envs = ForkedVectorEnv(Uneven, num_envs=4, step_timeout=30)
     envs.reset(seed=0)
     for _ in range(12):
         envs.step([0] * 4)
@@ -184,6 +191,7 @@ def test_partial_steps_come_as_they_are_ready() -> None:
     with pytest.raises(AlreadyPendingCallError, match=r"\[0, 3\]"):
         envs.step([0] * 4)
     envs.send([0, 0], [2, 1])
+    gate.touch()
     *_, infos, indices = envs.recv(1)
     seen = list(indices)
     while len(seen) < 4:
@@ -205,7 +213,7 @@ def test_partial_steps_come_as_they_are_ready() -> None:
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_a_failure_among_partial_steps(mode: str) -> None:
     envs = ForkedVectorEnv(
-        Faulty, num_envs=3, on_failure="truncate", step_timeout=0.5, reset_timeout=5, autoreset_mode=mode
+        Faulty, num_envs=3, on_failure="truncate", step_timeout=1.0, reset_timeout=20, autoreset_mode=mode
     )
     envs.reset(seed=0)
     envs.send([0, Faulty.HANG, Faulty.KILL])
@@ -419,10 +427,10 @@ def test_actions_sent_in_another_order_reach_their_copies(engine: str) -> None:
 def test_queued_copies_have_their_time_from_when_they_begin() -> None:
     class Slow(Faulty):
         def step(self, action: Any) -> Any:
-            time.sleep(0.3)
+            time.sleep(0.4)
             return super().step(action)
 
-    envs = ForkedVectorEnv(Slow, num_envs=5, max_concurrent=1, step_timeout=1.0)
+    envs = ForkedVectorEnv(Slow, num_envs=5, max_concurrent=1, step_timeout=1.5)
     envs.reset(seed=0)
     envs.send([0] * 5)
     assert envs.recv(5)[0][:, 0].tolist() == [1] * 5

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ pytestmark = [
 ]
 
 Wrap = Callable[[Any], Any]
+Bases = dict[Callable[[], Any], prized_gym.Base]
 MODES = ["NextStep", "SameStep", "Disabled"]
 
 
@@ -39,6 +41,13 @@ def image() -> gym.Env[Any, Any]:
 
 def as_dict() -> gym.Env[Any, Any]:
     return Walk("dict", limit=6)
+
+
+@pytest.fixture(scope="module")
+def bases() -> Iterator[Bases]:
+    """One base for each of the environments above."""
+    with contextlib.ExitStack() as stack:
+        yield {env: stack.enter_context(prized_gym.Base(env)) for env in (discrete, continuous, image, as_dict)}
 
 
 small = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -93,10 +102,10 @@ cases: dict[str, tuple[Callable[[], Any], Wrap, list[str]]] = {
 
 
 @pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, (_, _, modes) in cases.items() for mode in modes])
-def test_the_same_as_around_sync_vector_env(name: str, mode: str) -> None:
+def test_the_same_as_around_sync_vector_env(bases: Bases, name: str, mode: str) -> None:
     env, wrap, _ = cases[name]
     pair = [
-        wrap(prized_gym.ForkedVectorEnv(env, 3, autoreset_mode=mode)),
+        wrap(prized_gym.ForkedVectorEnv(bases[env], 3, autoreset_mode=mode)),
         wrap(gym.vector.SyncVectorEnv([env] * 3, autoreset_mode=mode)),
     ]
     equal(*(envs.reset(seed=4) for envs in pair))

@@ -66,6 +66,13 @@ def make() -> Iterator[Make]:
         envs.close()
 
 
+@pytest.fixture(scope="module")
+def walks() -> Iterator[prized_gym.Base]:
+    """One base for the tests that ask a walk many small things."""
+    with prized_gym.Base(bare_walk) as base:
+        yield base
+
+
 def walk(kind: str = "box", action: str = "discrete", **kwargs: Any) -> Callable[..., gym.Env[Any, Any]]:
     return functools.partial(Walk, kind, action, **kwargs)
 
@@ -278,8 +285,8 @@ def test_stepping_before_the_first_reset_is_the_environments_affair(make: Make) 
         ([], []),
     ],
 )
-def test_indices_in_every_form(make: Make, indices: Any, expected: list[int]) -> None:
-    envs = make(bare_walk, 3)
+def test_indices_in_every_form(make: Make, walks: prized_gym.Base, indices: Any, expected: list[int]) -> None:
+    envs = make(walks, 3)
     for index in range(3):
         envs.set_attr("weight", index, indices=index)
     once = list(indices) if not hasattr(indices, "__len__") and hasattr(indices, "__next__") else indices
@@ -291,8 +298,8 @@ def test_indices_in_every_form(make: Make, indices: Any, expected: list[int]) ->
 
 
 @pytest.mark.parametrize("indices", [3, -4, [0, 3]])
-def test_an_index_out_of_range_is_refused(make: Make, indices: Any) -> None:
-    envs = make(bare_walk, 3)
+def test_an_index_out_of_range_is_refused(make: Make, walks: prized_gym.Base, indices: Any) -> None:
+    envs = make(walks, 3)
     for ask in (envs.get_attr, functools.partial(envs.set_attr, value=1), envs.env_method):
         with pytest.raises(IndexError, match="num_envs=3"):
             ask("weight", indices=indices)
@@ -562,13 +569,17 @@ def test_progress_bar(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_interrupted_run_can_learn_again(make: Make) -> None:
+    class Interrupter(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.num_timesteps == 100:
+                # In the middle of one of the next steps.
+                threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
+            return True
+
     envs = make(Slow, 2)
     model = fast_ppo(envs)
-    timer = threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
-        model.learn(10_000)
-    timer.join()
+        model.learn(10_000, callback=Interrupter())
     steps = model.num_timesteps
     assert model.learn(64).num_timesteps == 64 < steps
 

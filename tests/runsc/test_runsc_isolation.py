@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sandbox_tools import eventually
 
 from prized_gym.runsc import Sandbox, SandboxDied, agent
 
@@ -147,10 +148,14 @@ def test_the_cpu_is_limited(create: Callable[..., Sandbox]) -> None:
     if "cpu" not in cgroups.parents():
         pytest.skip("no CPU limit by cgroup on this machine")
     box = create(vcpu=0.3)
-    box.exec("timeout 0.5 sh -c 'while true; do :; done'", timeout=60)
     [group] = cgroups.parents()["cpu"].glob(f"*{box.id}")
-    throttled = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())["nr_throttled"]
-    assert int(throttled) > 0
+
+    def throttled() -> bool:
+        box.exec("timeout 0.5 sh -c 'while true; do :; done'", timeout=60)
+        counts = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+        return int(counts["nr_throttled"]) > 0
+
+    assert eventually(throttled, 20)  # a busy machine may give it less than its limit
 
 
 def test_root_inside_cannot_fake_its_way_out(create: Callable[..., Sandbox]) -> None:

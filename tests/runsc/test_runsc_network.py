@@ -97,7 +97,7 @@ def test_without_slirp4netns_it_says_so(create: Callable[..., Sandbox], tmp_path
         "try: Sandbox.create(runsc=Runsc(sys.argv[1], ''), network='outbound')\nexcept RunscError as error: print(error)"
     )
     with start_python(program, create(memory_gb=0.25)._maker.runsc.path, SLIRP4NETNS=str(tmp_path / "none")) as process:
-        output = process.communicate(timeout=30)[0]
+        output = process.communicate(timeout=60)[0]
     assert "slirp4netns" in output and "needs" in output
     assert issubclass(RunscError, Exception)
 

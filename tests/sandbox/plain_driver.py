@@ -93,8 +93,11 @@ class PlainSandbox(Sandbox):
         self.labels = labels
         self.env = env
         self.port = port
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.own_port = probe.getsockname()[1]
+        # Bound until the end, so that nobody else is given the port; a server may still listen on it.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.own_port = self._reserved.getsockname()[1]
         self.started: list[str] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections = 0
@@ -207,5 +210,6 @@ class PlainSandbox(Sandbox):
             self.kill("closed")
             for process in self.processes:
                 process.wait()
+            self._reserved.close()
             shutil.rmtree(self.root, ignore_errors=True)
             ALIVE.discard(self)

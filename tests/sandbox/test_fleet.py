@@ -30,7 +30,7 @@ BAD = {
     "start": f"{sys.executable} {HERE / 'bad_server.py'} --port 8000",
     "ready": "http://127.0.0.1:8000/health",
 }
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def make(env: Any, num_envs: int, **options: Any) -> prized_gym.ForkedVectorEnv:
@@ -128,7 +128,7 @@ def test_a_copy_that_hangs_is_ended_with_its_stack(channel: str) -> None:
         started = time.monotonic()
         with pytest.raises(prized_gym.CopyTimeoutError, match=r"did not answer within 1 s[\s\S]*hang_here"):
             envs.step([Faulty.HANG, Faulty.STEP])
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 10
         envs.reset(seed=0)
     finally:
         envs.close()
@@ -158,7 +158,7 @@ FAULTS = {
     bad.SHAPE: r"expected float32 of shape \(3,\)",
     bad.PICKLE: "not allowed",
     bad.DIE: "exited with code 7",
-    bad.HANG: "did not answer within 2 s",
+    bad.HANG: "did not answer within 4 s",
     bad.CUT: "closed before the answer was complete",
     bad.GZIP: "encoded as",
     bad.INTERIM: "one interim answer after another",
@@ -170,12 +170,12 @@ FAULTS = {
 
 def test_a_bad_server_is_the_failure_of_its_copy_and_nothing_else(bad_base: prized_gym.Base) -> None:
     count = bad.ACTIONS.n
-    envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=count, on_failure="truncate", step_timeout=2.0)
+    envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=count, on_failure="truncate", step_timeout=4.0)
     try:
         envs.reset(seed=0)
         started = time.monotonic()
         observations, rewards, terminations, truncations, infos = envs.step(np.arange(count))
-        assert time.monotonic() - started < 12
+        assert time.monotonic() - started < 20
         for action in range(count):
             if action in FAULTS:
                 assert truncations[action] and rewards[action] == 0 and not observations[action].any()
@@ -200,7 +200,7 @@ def test_a_sandbox_killed_in_mid_step(bad_base: prized_gym.Base) -> None:
         threading.Timer(0.3, victim.kill, ["evicted"]).start()
         started = time.monotonic()
         *_, infos = envs.step([bad.FINE, bad.HANG])
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 10
         assert infos["failure"][1] == f"copy 1 (sandbox {victim.id}) ended: evicted"
         assert (envs.step([0, 0])[1] == [1, 0]).all()
     finally:
@@ -231,8 +231,14 @@ def test_copies_in_hand(bad_base: prized_gym.Base) -> None:
         with pytest.raises(prized_gym.SandboxError, match="exited with code 3"):
             copy.exec("echo no; exit 3").check()
         assert copy.exec("sleep 10", timeout=0.2).timed_out
-        time.sleep(0.5)
-        assert copy.http("/health").check().json() == {}
+        ends = time.monotonic() + 20
+        while True:
+            try:
+                assert copy.http("/health").check().json() == {}
+                break
+            except prized_gym.SandboxError:  # a fork of this provider starts its server anew
+                assert time.monotonic() < ends
+                time.sleep(0.05)
         with pytest.raises(prized_gym.SandboxTimeoutError):
             copy.http("/step", method="POST", body=encode({"actions": [bad.HANG]}), timeout=0.3)
         with copy.fork()[0] as grandchild:

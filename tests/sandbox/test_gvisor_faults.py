@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ from prized_gym.protocols import GymProtocol
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 READY = "http://127.0.0.1:8000/health"
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def test_a_bad_server_hurts_only_its_copy(gvisor: str, channel: str, bad_base: p
         bad.HUGE: "8388608",
         bad.GARBAGE: "no HTTP",
         bad.DIE: "exited with code 7",
-        bad.HANG: "did not answer within 3 s",
+        bad.HANG: "did not answer within 5 s",
         bad.PICKLE: "not allowed",
         bad.SHAPE: r"expected float32 of shape",
     }
@@ -69,12 +70,12 @@ def test_a_bad_server_hurts_only_its_copy(gvisor: str, channel: str, bad_base: p
                     **SMALL,
                 )
             )
-        envs = prized_gym.ForkedVectorEnv(base, num_envs=len(actions), on_failure="truncate", step_timeout=3)
+        envs = prized_gym.ForkedVectorEnv(base, num_envs=len(actions), on_failure="truncate", step_timeout=5)
         stack.callback(envs.close)
         envs.reset(seed=0)
         started = time.monotonic()
         _, rewards, _, truncations, infos = envs.step(np.array(actions))
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 30
         assert rewards[0] == 1 and not truncations[0] and truncations[1:].all()
         for index, action in enumerate(actions[1:], start=1):
             assert re.search(reasons[action], infos["failure"][index]), infos["failure"][index]
@@ -123,7 +124,7 @@ def test_a_sandbox_killed_in_mid_step(bad_base: prized_gym.Base) -> None:
         threading.Timer(0.5, os.kill, [sentry, signal.SIGKILL]).start()
         started = time.monotonic()
         *_, infos = envs.step([bad.FINE, bad.HANG])
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
         assert f"copy 1 (sandbox {box.id}) ended: " in infos["failure"][1]
         envs.step([0, 0])
         assert (envs.step([0, 0])[1] == 1).all()
@@ -192,8 +193,9 @@ def test_many_forks_leave_nothing(bad_base: prized_gym.Base) -> None:
         boxes = sum(1 for _ in Path(os.environ["PRIZED_GYM_STORE"]).glob("m-*/boxes/*"))
         return descriptors, boxes, threading.active_count()
 
+    gc.collect()  # what earlier tests left is not to go away meanwhile
     envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=1)
-    for round in range(50):
+    for round in range(25):
         envs.reset(seed=round)
         if round == 4:
             before = everything()
@@ -252,11 +254,15 @@ def test_nothing_outlives_a_trainer_that_is_killed(gvisor: str, when: str, tmp_p
     )
     try:
         assert trainer.stdout is not None and trainer.stdout.readline() == b"now\n"
-        time.sleep({"setup": 3.0, "fork": 0.35, "step": 0.3}[when])
+        ends = time.monotonic() + 30
+        while not any(" boot " in line for line in _left(store)):
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+        time.sleep(0.35)
         trainer.kill()
         trainer.wait()
         trainer.stdout.close()
-        ends = time.monotonic() + 10
+        ends = time.monotonic() + 20
         while (left := _left(store)) and time.monotonic() < ends:
             time.sleep(0.05)
         assert not left
@@ -308,7 +314,7 @@ def _left(store: Path) -> list[str]:
             with contextlib.suppress(OSError):
                 line = (entry / "cmdline").read_bytes()
                 if str(store).encode() in line:
-                    found.append(line.replace(b"\0", b" ").decode(errors="replace")[:200])
+                    found.append(line.replace(b"\0", b" ").decode(errors="replace")[:400])
     mounts = Path("/proc/self/mountinfo").read_text()
     return found + ([mounts] if str(store) in mounts else [])
 
@@ -318,10 +324,12 @@ def test_idle_copies_use_no_cpu(bad_base: prized_gym.Base) -> None:
     try:
         envs.reset(seed=0)
         sentries = [_sentry_of(member.box.id) for member in envs._fleet._members.values()]  # type: ignore[union-attr]
-        time.sleep(2.0)
-        before = [_cpu(pid) for pid in sentries]
-        time.sleep(1.0)
-        assert [_cpu(pid) for pid in sentries] == before
+        deadline = time.monotonic() + 30
+        before = None
+        while (used := [_cpu(pid) for pid in sentries]) != before:  # until they have come to rest
+            assert time.monotonic() < deadline
+            before = used
+            time.sleep(1.0)
         assert (envs.step([0, 0, 0])[1] == 1).all()
     finally:
         envs.close()

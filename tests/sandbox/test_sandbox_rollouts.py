@@ -281,7 +281,7 @@ def test_what_an_episode_takes_and_says(base: prized_gym.Base) -> None:
         runs = rollouts(base, seeds, tasks=tasks, episode=warm, progress=False)
         (one,) = runs
         assert one.output["temperature"] == 0.7 and one.length == 1 and runs.summary().mean_length == 1
-    command = 'python -c \'print(chr(123) + chr(34) + "reward" + chr(34) + ": 2, " + chr(34) + chr(0x2028) + chr(34) + ":1}")\''
+    command = """printf '{"reward": 2, "\\342\\200\\250": 1}'"""  # with a line separator of Unicode
     (one,) = rollouts(base, [0], command=command, progress=False)
     assert one.reward == 2.0
     (one,) = rollouts(base, None, tasks=[np.int64(3)], command="echo {task}", progress=False)

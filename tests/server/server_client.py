@@ -91,7 +91,7 @@ class Server:
 
     def end(self) -> tuple[int, str, str]:
         """The exit code, stdout and stderr once it has ended by itself."""
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=60)
         return self.process.returncode, out, self.stderr + err
 
     def close(self) -> None:
@@ -112,6 +112,10 @@ def server(*args: str, **kwargs) -> Iterator[Server]:
         running.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
+@contextlib.contextmanager
+def free_port() -> Iterator[int]:
+    """A port that nobody else is given meanwhile; a server may listen on it."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
