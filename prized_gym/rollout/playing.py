@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _DEATH = 0.5
+_GATHER = 0.2
+"""Of the time that the last fork took: how long a free place waits for others to be forked with."""
 
 
 class PlayedRollouts:
@@ -60,6 +62,7 @@ class PlayedRollouts:
         self._timeout, self._prices, self._labels = timeout, prices, labels
         self._free = list(range(copies))
         self._boxes: set[Sandbox] = set()
+        self._gather_until = self._fork_seconds = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._forking: asyncio.Task[None] | None = None
         self._lost: BaseDiedError | None = None
@@ -73,7 +76,8 @@ class PlayedRollouts:
         try:
             while True:
                 works: list[Work] = []
-                if self._free and self._forking is None and self._lost is None:
+                gathering = self._gather_until - time.monotonic() if self._tasks else 0.0
+                if self._free and self._forking is None and self._lost is None and gathering <= 0.0:
                     # In a thread: seeds may be a generator of the user's that waits for something.
                     works = await background.in_thread(partial(self._agenda.take, len(self._free)))
                 if works:
@@ -81,7 +85,8 @@ class PlayedRollouts:
                 waited = {*self._tasks, *([self._forking] if self._forking else [])}
                 if not waited:
                     return
-                done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                patience = gathering if gathering > 0.0 else None
+                done, _ = await asyncio.wait(waited, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 self._tasks -= done
                 if self._forking in done:
                     self._forking = None
@@ -111,8 +116,10 @@ class PlayedRollouts:
         slots = [self._free.pop(0) for _ in works]
         labels = None if self._labels is None else dict(self._labels)
         forking = background.submit(partial(self._handle.fork_boxes, len(works), FORK_TIMEOUT, labels))
+        started = time.monotonic()
         try:
             boxes = await _to_its_end(forking)
+            self._fork_seconds = time.monotonic() - started
         except asyncio.CancelledError:
             if forking.done() and forking.exception() is None:
                 await asyncio.gather(*(self._forget(box) for box in forking.result()))
@@ -157,6 +164,9 @@ class PlayedRollouts:
         finally:
             await _to_its_end(background.submit(place.copy.close, urgent=True))
             self._boxes.discard(box)
+            if not self._free:
+                # Places that become free at about the same time are forked in one call.
+                self._gather_until = time.monotonic() + _GATHER * self._fork_seconds
             self._free.append(slot)
 
     async def _overdue(self, place: Place) -> str:

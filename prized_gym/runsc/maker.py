@@ -52,6 +52,7 @@ class Maker:
         self._numbers = 0
         self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._sending = threading.Lock()
+        self._closing = threading.Lock()
         self._incoming = b""
         self._roots: dict[str, Path] = {}
         self._ready: Future[None] = Future()
@@ -235,25 +236,29 @@ class Maker:
         """End every sandbox of this process and wait until nothing of them is left."""
         if os.getpid() != self.pid:
             return
-        try:
-            self._control.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        try:
-            self.process.wait(8)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.hub.call_and_wait(self._ended)
-        self.hub.stop()
-        self._control.close()
-        os.close(self._lock_fd)
-        self._lock_fd = -1
-        cgroups.remove_all(self.directory)
-        shutil.rmtree(self.directory, ignore_errors=True)
-        with _lock:
-            if _makers.get(self.runsc.path) is self:
-                del _makers[self.runsc.path]
+        # One at a time: an exit may come while another thread is at it.
+        with self._closing:
+            if self._lock_fd < 0:
+                return
+            try:
+                self._control.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            try:
+                self.process.wait(8)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.hub.call_and_wait(self._ended)
+            self.hub.stop()
+            self._control.close()
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+            cgroups.remove_all(self.directory)
+            shutil.rmtree(self.directory, ignore_errors=True)
+            with _lock:
+                if _makers.get(self.runsc.path) is self:
+                    del _makers[self.runsc.path]
 
     def disown(self) -> None:
         """In a forked child: let go of the parent's descriptors, whose end must mean the parent's end."""

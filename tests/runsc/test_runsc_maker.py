@@ -309,3 +309,28 @@ def test_importing_needs_the_standard_library_only() -> None:
         "import prized_gym.runsc"
     )
     subprocess.run([sys.executable, "-I", "-S", "-c", program], cwd=ROOT, check=True, timeout=20)
+
+
+def test_it_can_be_closed_from_several_threads_at_once(own_store: Path, runsc: Runsc) -> None:
+    program = (
+        PRELUDE
+        + """
+import threading
+from prized_gym.runsc.maker import Maker
+box = Sandbox.create(**options)
+errors = []
+def close():
+    try:
+        box._maker.close()
+    except BaseException as error:
+        errors.append(error)
+threads = [threading.Thread(target=close) for _ in range(3)]
+[thread.start() for thread in threads]
+[thread.join(30) for thread in threads]
+say((errors, box.death is not None))
+"""
+    )
+    with start_python(program) as maker:
+        output = maker.communicate(timeout=60)[0]
+    assert output == "([], True)\n"
+    assert not remains(own_store)
