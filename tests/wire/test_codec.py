@@ -416,7 +416,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("message", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_messages_are_refused_at_once(message: bytes) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     tracemalloc.start()
     try:
         with pytest.raises(WireError):
@@ -425,4 +425,4 @@ def test_hostile_messages_are_refused_at_once(message: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 4 << 20
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2

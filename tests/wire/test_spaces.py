@@ -172,7 +172,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_spaces_are_refused_at_once(data) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     tracemalloc.start()
     try:
         with pytest.raises(WireError):
@@ -181,7 +181,7 @@ def test_hostile_spaces_are_refused_at_once(data) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 512 << 20
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_garbled_spaces_give_a_space_or_a_wire_error() -> None:
