@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -87,35 +86,17 @@ def test_unseeded_copies_differ_from_each_other_and_from_run_to_run() -> None:
     assert len(np.unique(draws)) == np.size(draws)
 
 
-def test_no_two_of_2_000_forks_share_a_stream() -> None:
-    count, rounds = 100, 20
+@pytest.mark.timeout(400)
+def test_no_two_of_10_000_forks_share_a_stream() -> None:
+    count, rounds = 100, 100
     envs = ForkedVectorEnv(ManyGenerators, num_envs=count)
     seen = [envs.reset(seed=0)[0]]
     seen += [envs.reset()[0] for _ in range(rounds - 1)]
     draws = np.stack(seen).reshape(-1, 8)
-    assert draws.shape == (2_000, 8)
+    assert draws.shape == (10_000, 8)
     for column in range(8):
-        assert len(np.unique(draws[:, column])) == 2_000
+        assert len(np.unique(draws[:, column])) == 10_000
     envs.close()
-
-
-def test_no_two_of_10_000_seeds_give_the_same_draws() -> None:
-    # What a fork does with the next seed of its stream, without the forks.
-    env = ManyGenerators()
-    env.reset(seed=0)
-    streams = [SeedStream(0, index, 100) for index in range(100)]
-    before = random.getstate(), np.random.get_state()
-    try:
-        draws = []
-        for _ in range(100):
-            for stream in streams:
-                reseed(env, stream.next())
-                draws.append(env.draws())
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-    for column in np.array(draws).T:
-        assert len(np.unique(column)) == 10_000
 
 
 def test_seed_streams_never_meet() -> None:

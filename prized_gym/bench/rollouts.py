@@ -1,7 +1,8 @@
 """Rollouts of a costly environment under gVisor: forks of a warm base against sandboxes set up from scratch, with their cost.
 
-The environment installs a package with pip, copies weights in and starts a server that loads them as a torch model; one
-request plays one episode, a forward pass through all of it. A batch is timed from the fork, or the creates, to its last
+The set-up makes a virtual environment, installs a package into it with pip (nothing is downloaded: torch is this machine's),
+copies weights in and starts a server that loads them as a torch model; one request plays one episode, a forward pass through
+all of it. A batch is timed from the fork, or the creates, to its last
 reward. The ways take turns, batch by batch, and equal seeds must give equal rewards in all of them.
 """
 
@@ -111,8 +112,15 @@ HTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
 '''
 
 WHEEL = "benched_policy-1.0-py3-none-any.whl"
-INSTALL = f"python -m pip install --quiet --no-index --no-deps --disable-pip-version-check ./{WHEEL}"
-START = "exec python server.py"
+SETUP = (
+    # Debian's Python has no ensurepip: then the environment comes without pip, which can install into it from outside.
+    "python -m venv ~/.venv || python -m venv --without-pip --clear ~/.venv",
+    # Torch is this machine's: nothing is downloaded.
+    "python -c 'import sys; print(*sys.path[1:], sep=chr(10))' > $(echo ~/.venv/lib/python3*/site-packages)/machine.pth",
+    "python -m pip --python ~/.venv/bin/python install --quiet --no-index --no-deps --disable-pip-version-check "
+    f"./{WHEEL}",
+)
+START = "exec ~/.venv/bin/python server.py"
 READY = "http://127.0.0.1:8000/health"
 REQUEST = "/rollout?seed={seed}"
 
@@ -320,7 +328,7 @@ class Recipe:
             "memory_gb": max(self.MEMORY_GB, 1 + megabytes / 1000),
             "disk_gb": 1 + megabytes / 1000,
             "upload": {str(path): path.name for path in (wheel, server, weights)},
-            "setup": [INSTALL],
+            "setup": SETUP,
             "setup_timeout": PATIENCE,
             "progress": False,
         }

@@ -195,7 +195,7 @@ def test_many_forks_leave_nothing(bad_base: prized_gym.Base) -> None:
 
     gc.collect()  # what earlier tests left is not to go away meanwhile
     envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=1)
-    for round in range(25):
+    for round in range(50):
         envs.reset(seed=round)
         if round == 4:
             before = everything()

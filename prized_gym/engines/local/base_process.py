@@ -243,7 +243,9 @@ class BaseProcess:
 
     def _watch_children(self) -> None:
         # The user's set-up may have left other processes running (a server, say): those belong to the base.
-        self._own_children = set(processes.children(self._pid)) - {pid for f in self._fleets.values() for pid in f.pids}
+        # With what is below them, which is handed to the base when their parents end.
+        copies = {pid for fleet in self._fleets.values() for pid in fleet.pids}
+        self._own_children = set(processes.descendants(self._pid, copies))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)

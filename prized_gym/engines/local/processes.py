@@ -7,6 +7,8 @@ import ctypes
 import os
 import signal
 import sys
+from collections import deque
+from collections.abc import Container
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -44,13 +46,13 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def descendants(pid: int) -> list[int]:
-    """All descendants of a process, parents before their children."""
+def descendants(pid: int, but: Container[int] = ()) -> list[int]:
+    """All descendants of a process, parents before their children, without those in ``but`` and what is below them."""
     found: list[int] = []
-    queue = [pid]
+    queue = deque([pid])
     while queue:
-        below = children(queue.pop())
-        found.extend(below)
+        below = [child for child in children(queue.popleft()) if child not in but and child not in found]
+        found += below
         queue.extend(below)
     return found
 
