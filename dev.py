@@ -3,7 +3,7 @@
 python3 dev.py quickstart     run examples/quickstart.py
 python3 dev.py test           lint, types and all tests that can run here (add pytest arguments as you like)
 python3 dev.py check          lint and types only
-python3 dev.py bench ...      a benchmark, such as `bench step` or `bench fork`
+python3 dev.py bench ...      a benchmark: `bench step`, `bench fork`, `bench sandbox`, `bench rollouts`
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 2
     task, *rest = arguments
-    python = str(prepare(*ENVIRONMENTS[task]))
+    # One of the benchmarks needs torch, which the tests' environment has.
+    python = str(prepare(*ENVIRONMENTS["test" if arguments[:2] == ["bench", "rollouts"] else task]))
 
     def run(*command: str) -> int:
         print("$", " ".join(Path(part).name if part == python else part for part in command), flush=True)
