@@ -203,6 +203,7 @@ class BaseProcess:
         self._built = built
         self._pid = os.getpid()
         self._fleets: dict[int, _Fleet] = {}
+        self._strays_left = False
         env = built.envs[0]
         # As they were described to the trainer: a reset may replace the environment's own.
         self._spaces = (copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space))
@@ -240,6 +241,8 @@ class BaseProcess:
                     except messages.Hangup:
                         poller.unregister(fd)
                         self._leave_fleet(fleet)
+                    if self._strays_left and not any(fleet.adopting for fleet in self._fleets.values()):
+                        self._kill_strays()
 
     def _watch_children(self) -> None:
         # The user's set-up may have left other processes running (a server, say): those belong to the base.
@@ -430,8 +433,14 @@ class BaseProcess:
         known = set(self._own_children)
         for fleet in self._fleets.values():
             known |= fleet.pids
-        for pid in processes.children(self._pid):
-            if pid not in known:
-                for below in processes.descendants(pid):
-                    processes.kill(below)
-                processes.kill(pid)
+        strays = [pid for pid in processes.children(self._pid) if pid not in known]
+        # A branch is announced before it is made: one that is among these has its announcement still unread.
+        self._strays_left = bool(strays) and any(
+            messages.wait_readable(fleet.sock, 0.0) for fleet in self._fleets.values()
+        )
+        if self._strays_left:
+            return
+        for pid in strays:
+            for below in processes.descendants(pid):
+                processes.kill(below)
+            processes.kill(pid)
