@@ -10,10 +10,10 @@ from prized_gym.channels import background
 from prized_gym.channels.channel import ChannelError
 from prized_gym.engines.sandbox.conversation import Conversation
 from prized_gym.engines.sandbox.failures import Watch
-from prized_gym.fleet import Fresh, Reseed, Reset
+from prized_gym.fleet import Reseed
 from prized_gym.rollout.agenda import Work
 from prized_gym.rollout.policy import NoActionError, Policy, UserError, UserLoop
-from prized_gym.rollout.stepping import options_of
+from prized_gym.rollout.stepping import reset_of
 from prized_gym.rollout.ways import Outcome, Place, Way, beyond, finite
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ class PolicyWay(Way):
     async def _play(self, talk: Conversation, place: Place, work: Work, limit: float) -> Outcome:
         if not await talk.wait_ready(talk.protocol.ready(), time.monotonic() + _ANSWERING, Watch(place.box)):
             raise ChannelError("refused", "its server does not answer")
-        seed = work.seed if work.start is None else work.start
-        command = Reset(seed, options_of(work.task), fresh=Fresh(seed), from_base=self._from_base)
-        observation, info = await talk.command(place.slot, command, limit)
+        observation, info = await talk.command(place.slot, reset_of(work, self._from_base), limit)
         if work.start is not None:
             await talk.command(place.slot, Reseed(work.seed), limit)
         total = 0.0

@@ -133,7 +133,6 @@ def rollouts(
     check_seconds("timeout", timeout)
     agenda = Agenda(seeds, tasks, per_task, retries)
     found, owned = _find(base, progress, base_options)
-    run = Rollouts.__new__(Rollouts)
     try:
         if found.num_envs not in (None, 1):
             raise ValueError(
@@ -154,12 +153,11 @@ def rollouts(
         )
         found.revive()
         plan.check()
-        run.__init__(plan, agenda, owned, progress)  # type: ignore[misc]
+        return Rollouts(plan, agenda, owned, progress)
     except BaseException:
         if owned:
             found.close()
         raise
-    return run
 
 
 def _find(base: Any, progress: bool, options: Mapping[str, Any]) -> tuple[Base, bool]:

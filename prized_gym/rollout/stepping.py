@@ -166,7 +166,7 @@ class SteppedRollouts:
         return bool(self._playing or self._ended or works)
 
     def _fork(self, chosen: dict[int, Work]) -> None:
-        first: dict[int, Command] = {index: self._reset_of(work) for index, work in chosen.items()}
+        first: dict[int, Command] = {index: reset_of(work, self._from_base) for index, work in chosen.items()}
         failure = None
         try:
             try:
@@ -189,10 +189,6 @@ class SteppedRollouts:
         if failure is not None:
             for index in chosen:
                 self._end(index, failure=failure)
-
-    def _reset_of(self, work: Work) -> Reset:
-        seed = work.seed if work.start is None else work.start
-        return Reset(seed, options_of(work.task), fresh=Fresh(seed), from_base=self._from_base)
 
     # The policy
 
@@ -386,9 +382,11 @@ class SteppedRollouts:
         )
 
 
-def options_of(task: Any) -> dict[str, Any] | None:
-    """A task as options of ``env.reset``."""
-    return None if task is None else dict(task) if isinstance(task, dict) else {"task": task}
+def reset_of(work: Work, from_base: bool) -> Reset:
+    """How the episode of a rollout begins, in a fresh fork: its task as options, from the start that its group shares."""
+    seed, task = work.seed if work.start is None else work.start, work.task
+    options = None if task is None else dict(task) if isinstance(task, dict) else {"task": task}
+    return Reset(seed, options, fresh=Fresh(seed), from_base=from_base)
 
 
 def _itself(value: Any) -> Any:
