@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     if task == "quickstart":
         return run(python, "examples/quickstart.py")
     if task == "bench":
-        return run(python, "-m", "prized_gym.bench", *rest)
+        return run(python, "-m", "bench", *rest)
     for check in (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",)):
         if code := run(python, "-m", *check):
             return code

@@ -8,7 +8,6 @@ from typing import Any as _Any
 import gymnasium as _gymnasium
 
 from prized_gym.base import Base
-from prized_gym.env import ForkedEnv
 from prized_gym.errors import (
     BaseDiedError,
     CopyDiedError,
@@ -27,13 +26,14 @@ from prized_gym.errors import (
     SetupError,
     SetupTimeoutError,
 )
-from prized_gym.history import Episode
 from prized_gym.pricing import Prices
-from prized_gym.rollout import Rollout, Rollouts, Summary, rollouts
-from prized_gym.vector_env import ForkedVectorEnv
+from prized_gym.rollouts import Rollout, Rollouts, Summary, rollouts
+from prized_gym.vector.forked_env import ForkedEnv
+from prized_gym.vector.forked_vector_env import ForkedVectorEnv
+from prized_gym.vector.history import Episode
 
 if _TYPE_CHECKING:
-    from prized_gym.copy import Copy
+    from prized_gym.sandbox.copy import Copy
 
 __version__ = "0.1.0"
 
@@ -70,15 +70,15 @@ __all__ = [
 if "prized_gym/Forked-v0" not in _gymnasium.registry:
     _gymnasium.register(
         id="prized_gym/Forked-v0",
-        entry_point="prized_gym.env:ForkedEnv",
-        vector_entry_point="prized_gym.vector_env:ForkedVectorEnv",
+        entry_point="prized_gym.vector.forked_env:ForkedEnv",
+        vector_entry_point="prized_gym.vector.forked_vector_env:ForkedVectorEnv",
     )
 
 
 def __getattr__(name: str) -> _Any:
     # Only sandboxes need it, and what it imports takes a while.
     if name == "Copy":
-        from prized_gym.copy import Copy
+        from prized_gym.sandbox.copy import Copy
 
         return Copy
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

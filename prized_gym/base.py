@@ -14,16 +14,16 @@ from gymnasium.envs.registration import EnvSpec
 
 from prized_gym import engines
 from prized_gym.arguments import seconds
-from prized_gym.engines.interface import BaseHandle, Description, Engine
 from prized_gym.errors import BaseDiedError, EngineUnavailableError
-from prized_gym.fleet import Fleet
 from prized_gym.html import table
+from prized_gym.interface.engine import BaseHandle, Description, Engine
+from prized_gym.interface.fleet import Fleet
 from prized_gym.recipe import AnyEnv, EnvFactory, Recipe, resolve
 
 if TYPE_CHECKING:
-    from prized_gym.copy import Answer, Copy
-    from prized_gym.engines.sandbox.driver import ExecResult, Files
-    from prized_gym.engines.sandbox.engine import SandboxBase
+    from prized_gym.sandbox.base import SandboxBase
+    from prized_gym.sandbox.copy import Answer, Copy
+    from prized_gym.sandbox.driver import ExecResult, Files
 
 DEFAULT_SETUP_TIMEOUT = 600.0
 
@@ -342,7 +342,7 @@ class Base:
     def _sandbox(self) -> Copy:
         handle = self.sandbox_handle()
         handle.check_alive()
-        return handle.hand
+        return handle.own_copy
 
     def before_closing(self, user: Closable) -> None:
         """Have ``user.close()`` called before the base is closed: it uses copies in threads of its own."""

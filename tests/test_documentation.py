@@ -57,9 +57,9 @@ def test_the_readme_names_every_engine_and_every_extra() -> None:
 
 
 def test_the_benchmarks_run() -> None:
-    printed = run(["-m", "prized_gym.bench", "step", "--copies", "2", "--repeats", "1", "--seconds", "0.05"], ROOT)
+    printed = run(["-m", "bench", "step", "--copies", "2", "--repeats", "1", "--seconds", "0.05"], ROOT)
     assert printed.count("| CartPole-v1") == 1 and "x Async" in printed
-    printed = run(["-m", "prized_gym.bench", "fork", "--gigabytes", "0.01", "--repeats", "2", "--copies", "2"], ROOT)
+    printed = run(["-m", "bench", "fork", "--gigabytes", "0.01", "--repeats", "2", "--copies", "2"], ROOT)
     assert "0.01 GB" in printed
 
 

@@ -583,23 +583,10 @@ def test_64_idle_copies_use_no_cpu() -> None:
         envs.close()
 
 
-def test_pipes_serve_where_there_is_no_eventfd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PRIZED_GYM_NO_EVENTFD", "1")
-    envs = ForkedVectorEnv("CartPole-v1", num_envs=4)
-    monkeypatch.delenv("PRIZED_GYM_NO_EVENTFD")
-    reference = ForkedVectorEnv("CartPole-v1", num_envs=4)
-    try:
-        monkeypatch.setenv("PRIZED_GYM_NO_EVENTFD", "1")
-        envs.reset(seed=1)
-        assert type(envs._live_fleet()._tally).__name__ == "PipeTally"  # type: ignore[attr-defined]
-        monkeypatch.delenv("PRIZED_GYM_NO_EVENTFD")
-        reference.reset(seed=1)
-        for step in range(100):
-            a = np.full(4, step % 2)
-            assert envs.step(a)[0].tobytes() == reference.step(a)[0].tobytes()
-    finally:
-        envs.close()
-        reference.close()
+def test_a_machine_without_eventfd_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "eventfd")
+    with pytest.raises(EngineUnavailableError, match="eventfd"):
+        ForkedVectorEnv("CartPole-v1", num_envs=1)
 
 
 def test_a_time_limit_holds_while_other_copies_autoreset() -> None:

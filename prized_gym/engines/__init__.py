@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 
-from prized_gym.engines.interface import Engine
+from prized_gym.interface.engine import Engine
 
 ENGINES = {
     "inline": "prized_gym.engines.inline:InlineEngine",

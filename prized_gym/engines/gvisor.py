@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from prized_gym import runsc
-from prized_gym.channels.http import Dialed
-from prized_gym.engines.sandbox.driver import OUTPUT_KEPT, Driver, ExecResult, FileInfo, Sandbox, Shape
-from prized_gym.engines.sandbox.engine import SandboxEngine
-from prized_gym.engines.sandbox.modules import visible
-from prized_gym.engines.sandbox.plan import OPTIONS, Plan
 from prized_gym.errors import EngineUnavailableError, SandboxDiedError, SandboxError, SandboxTimeoutError
-from prized_gym.fleet import Usage
+from prized_gym.interface.fleet import Usage
+from prized_gym.sandbox.base import SandboxEngine
+from prized_gym.sandbox.channels.http import Dialed
+from prized_gym.sandbox.driver import OUTPUT_KEPT, Driver, ExecResult, FileInfo, Sandbox, Shape
+from prized_gym.sandbox.modules import visible
+from prized_gym.sandbox.plan import OPTIONS, Plan
 
 _ID = re.compile(r"sbx_[0-9a-f]{12}")
 _DEFAULTS: dict[str, float] = {"vcpu": 1.0, "memory_gb": 2.0, "disk_gb": 4.0}
@@ -72,7 +72,7 @@ class GvisorDriver(Driver):
         paths = dataclasses.replace(paths, search=tuple(dict.fromkeys((*paths.search, *search))))
         network: Any = shape.network
         with _translated():
-            box = runsc.Sandbox.create(
+            sandbox = runsc.Sandbox.create(
                 runsc=self._runsc,
                 vcpu=shape.vcpu or _DEFAULTS["vcpu"],
                 memory_gb=shape.memory_gb or _DEFAULTS["memory_gb"],
@@ -85,7 +85,7 @@ class GvisorDriver(Driver):
                 mounts=mounts,
                 start_timeout=timeout,
             )
-        return GvisorSandbox(box)
+        return GvisorSandbox(sandbox)
 
     def connect(self, id: str) -> Sandbox:
         with _translated():
@@ -103,19 +103,19 @@ class GvisorSandbox(Sandbox):
 
     scratch: ClassVar[str] = "/home/user/.prized_gym"
 
-    def __init__(self, box: runsc.Sandbox) -> None:
-        self._box = box
+    def __init__(self, sandbox: runsc.Sandbox) -> None:
+        self._sandbox = sandbox
         self._lock = threading.Lock()
         self._forking = threading.Lock()
         self._uses = 0
         self._parked = False
         self._waking = threading.Lock()
-        self.id = box.id
-        self.labels = box.labels
+        self.id = sandbox.id
+        self.labels = sandbox.labels
         self.files = _Files(self)
 
     def __repr__(self) -> str:
-        return f"<sandbox {self.id}, {self._box.state}>"
+        return f"<sandbox {self.id}, {self._sandbox.state}>"
 
     # Parking
 
@@ -129,7 +129,7 @@ class GvisorSandbox(Sandbox):
             with self._lock:
                 if not self._parked:
                     return
-            self._box.resume()
+            self._sandbox.resume()
             with self._lock:
                 self._parked = False
 
@@ -144,14 +144,14 @@ class GvisorSandbox(Sandbox):
             self.wake()
         try:
             with _translated():
-                yield self._box
+                yield self._sandbox
         finally:
             with self._lock:
                 self._uses -= 1
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        with self.use() as box, box.hold():
+        with self.use() as sandbox, sandbox.hold():
             yield
 
     # Use
@@ -167,9 +167,9 @@ class GvisorSandbox(Sandbox):
         on_output: Callable[[str, bytes], None] | None = None,
         max_output: int = OUTPUT_KEPT,
     ) -> ExecResult:
-        with self.use() as box:
+        with self.use() as sandbox:
             try:
-                result = box.exec(
+                result = sandbox.exec(
                     cmd,
                     timeout=timeout,
                     env=env,
@@ -192,8 +192,8 @@ class GvisorSandbox(Sandbox):
         )
 
     def connect(self, port: int, timeout: float = 10.0) -> Dialed:
-        with self.use() as box:
-            return Dialed(box.connect_port(port, timeout))
+        with self.use() as sandbox:
+            return Dialed(sandbox.connect_port(port, timeout))
 
     def fork(
         self, n: int, *, labels: Mapping[str, str] | None = None, network: str | None = None, timeout: float = 120.0
@@ -201,81 +201,84 @@ class GvisorSandbox(Sandbox):
         chosen: Any = network
         with self._forking, self._waking, _translated():
             self._park()
-            return [GvisorSandbox(box) for box in self._box.fork(n, labels=labels, network=chosen, timeout=timeout)]
+            return [
+                GvisorSandbox(sandbox)
+                for sandbox in self._sandbox.fork(n, labels=labels, network=chosen, timeout=timeout)
+            ]
 
     def prepare(self) -> None:
         with self._forking, self._waking, _translated():
             if self._park():
-                self._box.prepare()
+                self._sandbox.prepare()
 
     def _park(self) -> bool:
         with self._lock:
-            if not self._uses and not self._parked and self._box.state == "running":
-                self._box.pause()
+            if not self._uses and not self._parked and self._sandbox.state == "running":
+                self._sandbox.pause()
                 self._parked = True
             return self._parked
 
     def pause(self) -> None:
-        with self.use() as box:
-            box.pause()
+        with self.use() as sandbox:
+            sandbox.pause()
 
     def resume(self) -> None:
         with _translated():
-            self._box.resume()
+            self._sandbox.resume()
         with self._lock:
             self._parked = False
 
     def keep(self) -> str:
         with _translated():
-            return self._box.keep()
+            return self._sandbox.keep()
 
     # Life
 
     @property
     def death(self) -> str | None:
-        return self._box.death
+        return self._sandbox.death
 
     def wait_dead(self, timeout: float) -> str | None:
-        return self._box.wait_dead(timeout)
+        return self._sandbox.wait_dead(timeout)
 
     def usage(self) -> Usage:
-        used = self._box.usage()
+        used = self._sandbox.usage()
         return Usage(used.cpu_seconds, used.memory / 1e9)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
-            self._box.close()
+            self._sandbox.close()
 
 
 class _Files:
     """The files of a sandbox."""
 
-    def __init__(self, box: GvisorSandbox) -> None:
-        self._sandbox = box
+    def __init__(self, sandbox: GvisorSandbox) -> None:
+        self._sandbox = sandbox
 
     def upload(self, local: str | os.PathLike[str], remote: str | None = None) -> None:
-        with self._sandbox.use() as box:
-            box.files.upload(local, remote)
+        with self._sandbox.use() as sandbox:
+            sandbox.files.upload(local, remote)
 
     def download(self, remote: str, local: str | os.PathLike[str] | None = None) -> None:
-        with self._sandbox.use() as box:
-            box.files.download(remote, local)
+        with self._sandbox.use() as sandbox:
+            sandbox.files.download(remote, local)
 
     def read(self, remote: str, *, max_bytes: int = 64 << 20) -> bytes:
-        with self._sandbox.use() as box:
-            return box.files.read(remote, max_bytes=max_bytes)
+        with self._sandbox.use() as sandbox:
+            return sandbox.files.read(remote, max_bytes=max_bytes)
 
     def write(self, remote: str, data: bytes | str) -> None:
-        with self._sandbox.use() as box:
-            box.files.write(remote, data)
+        with self._sandbox.use() as sandbox:
+            sandbox.files.write(remote, data)
 
     def list(self, remote: str = ".") -> list[FileInfo]:
-        with self._sandbox.use() as box:
-            return [FileInfo(each.name, each.kind, each.size, each.modified) for each in box.files.list(remote)]
+        with self._sandbox.use() as sandbox:
+            return [FileInfo(each.name, each.kind, each.size, each.modified) for each in sandbox.files.list(remote)]
 
     def remove(self, remote: str) -> None:
-        with self._sandbox.use() as box:
-            box.files.remove(remote)
+        with self._sandbox.use() as sandbox:
+            sandbox.files.remove(remote)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from prized_gym.base import Base
 from prized_gym.infos import split
 from prized_gym.recipe import EnvFactory
-from prized_gym.vector_env import ForkedVectorEnv
+from prized_gym.vector.forked_vector_env import ForkedVectorEnv
 
 __all__ = ["LegacyInfo"]
 

@@ -19,7 +19,7 @@ from prized_gym.base import Base
 from prized_gym.calls import CLASSES, class_name
 from prized_gym.errors import MissingExtraError
 from prized_gym.recipe import EnvFactory
-from prized_gym.vector_env import UnmergedVectorEnv
+from prized_gym.vector.forked_vector_env import UnmergedVectorEnv
 
 try:
     from stable_baselines3.common.vec_env import VecEnv

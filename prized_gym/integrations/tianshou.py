@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from prized_gym.base import Base
 from prized_gym.errors import MissingExtraError
 from prized_gym.recipe import EnvFactory
-from prized_gym.vector_env import UnmergedVectorEnv
+from prized_gym.vector.forked_vector_env import UnmergedVectorEnv
 
 try:
     from tianshou.env import BaseVectorEnv

@@ -14,8 +14,8 @@ from .errors import RunscError, RunscUnavailable, SandboxDied, SandboxStateError
 from .execute import ExecResult
 from .files import FileInfo, Files
 from .find import Runsc
-from .maker import close_all
 from .python import PythonPaths, python_paths
+from .runtime import close_all
 from .sandbox import Sandbox, Used
 from .store import Kept, delete_kept, list_kept, sweep
 from .stream import Stream

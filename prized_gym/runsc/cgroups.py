@@ -182,12 +182,12 @@ def used(paths: Mapping[str, Path]) -> tuple[float | None, float | None]:
 
 
 def note(directory: Path, where: dict[str, Path]) -> None:
-    """Write down in a maker's directory where its groups are: another process may have other parents."""
+    """Write down in a runtime's directory where its groups are: another process may have other parents."""
     (directory / "cgroups").write_text("".join(f"{parent}\n" for parent in set(where.values())))
 
 
 def remove_all(directory: Path) -> bool:
-    """Remove the groups of a maker whose processes are gone; False while some are still ending."""
+    """Remove the groups of a runtime whose processes are gone; False while some are still ending."""
     try:
         noted = (directory / "cgroups").read_text().splitlines()
     except OSError:

@@ -54,7 +54,7 @@ def _unshare() -> Check:
 
 
 def _namespaces() -> Check:
-    from .maker import namespaces_command
+    from .runtime import namespaces_command
 
     root = os.geteuid() == 0
     try:

@@ -95,21 +95,21 @@ def _probe(path: str) -> Runsc:
     from .sandbox import Sandbox  # it needs this module
 
     runsc = Runsc(path, version(path))
-    boxes: list[Any] = []
+    sandboxes: list[Any] = []
     step = "run"
     try:
-        boxes.append(
+        sandboxes.append(
             Sandbox.create(runsc=runsc, vcpu=1, memory_gb=0.5, disk_gb=0.01, max_runtime_min=2, start_timeout=20)
         )
         step = "checkpoint and restore"
-        boxes += boxes[0].fork(1, timeout=20)
-        if boxes[1].exec(["/bin/true"], timeout=10).exit_code != 0:
+        sandboxes += sandboxes[0].fork(1, timeout=20)
+        if sandboxes[1].exec(["/bin/true"], timeout=10).exit_code != 0:
             raise RunscError("a restored sandbox does not run /bin/true")
     except (RunscError, OSError) as error:
         raise RunscUnavailable(
             f"{path} ({runsc.version}) cannot {step} a sandbox on this machine: {error}", HOW
         ) from error
     finally:
-        for box in boxes:
-            box.close()
+        for sandbox in sandboxes:
+            sandbox.close()
     return runsc

@@ -23,8 +23,8 @@ from .errors import RunscError, SandboxDied, SandboxStateError
 from .execute import ExecResult, execute
 from .files import Files
 from .find import Runsc
-from .maker import Maker, uninterrupted
 from .python import PythonPaths, python_paths, write_environment
+from .runtime import Runtime, uninterrupted
 from .stream import Stream, open_stream
 
 Network = Literal["none", "outbound"]
@@ -68,25 +68,25 @@ class Sandbox:
     """
 
     def __init__(
-        self, maker: Maker, id: str, spec: Spec, labels: Mapping[str, str], root: Path, idle_after: float | None
+        self, runtime: Runtime, id: str, spec: Spec, labels: Mapping[str, str], root: Path, idle_after: float | None
     ) -> None:
         self.id = id
         self.labels = dict(labels)
         self.created_at = time.time()
         self.spec = spec
-        self._maker = maker.enter()
+        self._runtime = runtime.enter()
         self._leaving = threading.Lock()  # taken once, and never given back
         self._root = root
-        self._directory = maker.directory / "boxes" / id
+        self._directory = runtime.directory / "sandboxes" / id
         self._state: State = "running"
         self._image: Path | None = None  # of the paused state
         self._groups: dict[str, Path] = {}
         self._used = Used()
         self._forking = threading.Lock()
         self._callbacks: list[Callable[[str], None]] = []
-        self._link = Link(maker.hub, self._directory / "c" / "a.sock", lambda reason: self._end_soon(reason))
+        self._link = Link(runtime.hub, self._directory / "c" / "a.sock", lambda reason: self._end_soon(reason))
         self._awake = Awake(
-            lambda: maker.tell("stop", id=id), lambda: maker.tell("continue", id=id), maker.hub.poke, idle_after
+            lambda: runtime.tell("stop", id=id), lambda: runtime.tell("continue", id=id), runtime.hub.poke, idle_after
         )
         self.files = Files(self._link, self._awake, lambda: self._must_be("running"))
 
@@ -142,22 +142,22 @@ class Sandbox:
         )
         found = runsc or Runsc.find()
         _check_outbound(network, found)
-        maker = Maker.get(found)
+        runtime = Runtime.get(found)
         try:
-            [box] = cls._bring(
-                maker, spec, _strings(labels), maker.root(mounts=binds), None, 1, idle_after, start_timeout
+            [sandbox] = cls._bring(
+                runtime, spec, _strings(labels), runtime.root(mounts=binds), None, 1, idle_after, start_timeout
             )
         finally:
-            maker.leave()
+            runtime.leave()
         try:
-            environment = box._directory / "python"
+            environment = sandbox._directory / "python"
             write_environment(environment, bundle.ENVIRONMENT, spec.python)
-            box.files.upload(environment, bundle.ENVIRONMENT)
+            sandbox.files.upload(environment, bundle.ENVIRONMENT)
             shutil.rmtree(environment)
         except BaseException:
-            box.close()
+            sandbox.close()
             raise
-        return box
+        return sandbox
 
     @classmethod
     def connect(cls, id: str, *, runsc: Runsc | None = None) -> Sandbox:
@@ -185,21 +185,21 @@ class Sandbox:
                 ),
             }
         )
-        maker = Maker.get(found)
+        runtime = Runtime.get(found)
         try:
-            root = maker.root(directory / "root")
-            box = cls(maker, id, spec, description["labels"], root, description["idle_after"])
+            root = runtime.root(directory / "root")
+            sandbox = cls(runtime, id, spec, description["labels"], root, description["idle_after"])
         finally:
-            maker.leave()
-        box.created_at = description["created_at"]
-        box._state = "kept"
-        box._image = directory / "image"
-        return box
+            runtime.leave()
+        sandbox.created_at = description["created_at"]
+        sandbox._state = "kept"
+        sandbox._image = directory / "image"
+        return sandbox
 
     @classmethod
     def _bring(
         cls,
-        maker: Maker,
+        runtime: Runtime,
         spec: Spec,
         labels: dict[str, str],
         root: Path,
@@ -209,16 +209,16 @@ class Sandbox:
         timeout: float,
     ) -> list[Sandbox]:
         """Start `n` sandboxes, afresh or from an image; all of them or none."""
-        boxes = [cls(maker, store.new_id(), spec, labels, root, idle_after) for _ in range(n)]
+        sandboxes = [cls(runtime, store.new_id(), spec, labels, root, idle_after) for _ in range(n)]
 
         def close() -> None:
-            for box in boxes:
-                box.close()
+            for sandbox in sandboxes:
+                sandbox.close()
 
         def bring() -> list[Sandbox]:
             try:
                 with ThreadPoolExecutor(min(n, RESTORES_AT_ONCE), thread_name_prefix="prized_gym-restore") as pool:
-                    started = [pool.submit(box._start, image, timeout) for box in boxes]
+                    started = [pool.submit(sandbox._start, image, timeout) for sandbox in sandboxes]
                     for future in started:
                         try:
                             future.result()
@@ -228,14 +228,14 @@ class Sandbox:
             except BaseException:
                 close()
                 raise
-            return boxes
+            return sandboxes
 
         return uninterrupted(bring, close, lambda _: close())
 
     def _start(self, image: Path | None, timeout: float) -> None:
         """Have the supervisor run or restore it, and wait for the agent to dial."""
         ends = time.monotonic() + timeout
-        maker, spec = self._maker, self.spec
+        runtime, spec = self._runtime, self.spec
         self._must_be("running")
         (self._directory / "c").mkdir(parents=True, mode=0o700)
         outbound = spec.network == "outbound"
@@ -252,13 +252,13 @@ class Sandbox:
         bundle.write_bundle(self._directory, config)
         how = ["run", "--detach"] if image is None else ["restore", "--detach", f"--image-path={image}"]
         self._link.listen()
-        maker.boxes[self.id] = self._died
+        runtime.sandboxes[self.id] = self._died
         self._must_be("running")
-        started = maker.request(
+        started = runtime.request(
             "start",
             id=self.id,
-            argv=maker.runsc.command(
-                maker.directory / "state", outbound, [*how, "--bundle", str(self._directory), self.id]
+            argv=runtime.runsc.command(
+                runtime.directory / "state", outbound, [*how, "--bundle", str(self._directory), self.id]
             ),
             log=str(self._directory / "runsc.log"),
             what="start" if image is None else "restore",
@@ -268,7 +268,7 @@ class Sandbox:
             limits={"memory": spec.memory + spec.disk + SENTRY_MEMORY, "cpus": spec.vcpu, "processes": _HOST_THREADS},
         )
         if self._state != "running":  # closed meanwhile, maybe before the supervisor knew of it
-            maker.request("kill", id=self.id)
+            runtime.request("kill", id=self.id)
         try:
             groups = started.result(timeout + 10)["groups"]
         except RunscError as error:
@@ -277,9 +277,9 @@ class Sandbox:
             ) from None
         self._groups = {name: Path(path) for name, path in groups.items()}
         self._link.connected(max(1.0, ends - time.monotonic()))
-        maker.hub.ticks[self._awake] = self._awake.tick
+        runtime.hub.ticks[self._awake] = self._awake.tick
         self._awake.touch()
-        maker.hub.poke()
+        runtime.hub.poke()
 
     # -- state
 
@@ -311,7 +311,7 @@ class Sandbox:
             self._call_back(self.death or "ended")
 
     def hold(self) -> contextlib.AbstractContextManager[None]:
-        """`with box.hold():` keeps it from being stopped for idleness while something in it is waited for."""
+        """`with sandbox.hold():` keeps it from being stopped for idleness while something in it is waited for."""
         return self._awake.hold()
 
     def touch(self) -> None:
@@ -331,7 +331,7 @@ class Sandbox:
     @idle_after.setter
     def idle_after(self, seconds: float | None) -> None:
         self._awake.idle_after = seconds
-        self._maker.hub.poke()
+        self._runtime.hub.poke()
 
     def pause(self) -> None:
         """Stop all its processes until `resume`. It goes on taking its memory; forks of it share one checkpoint."""
@@ -354,7 +354,7 @@ class Sandbox:
             seconds, memory = cgroups.used(self._groups)
             if seconds is None or memory is None:
                 with contextlib.suppress(RunscError, TimeoutError):
-                    counted = self._maker.request("usage", id=self.id).result(2)
+                    counted = self._runtime.request("usage", id=self.id).result(2)
                     seconds = counted["seconds"] if seconds is None else seconds
                     memory = counted["memory"] if memory is None else memory
             if seconds is not None and memory is not None:
@@ -439,12 +439,12 @@ class Sandbox:
             raise ValueError(f"n must be at least 1, not {n}")
         spec = self.spec if network is None else replace(self.spec, network=network)
         _check(spec.network)
-        _check_outbound(spec.network, self._maker.runsc)
+        _check_outbound(spec.network, self._runtime.runsc)
         names = self.labels if labels is None else _strings(labels)
         with self._forking:
             image, temporary = self._checkpoint(timeout)
             try:
-                return self._bring(self._maker, spec, names, self._root, image, n, self.idle_after, timeout)
+                return self._bring(self._runtime, spec, names, self._root, image, n, self.idle_after, timeout)
             finally:
                 if temporary:
                     shutil.rmtree(image, ignore_errors=True)
@@ -460,18 +460,18 @@ class Sandbox:
         if self._image is not None:
             return self._image, False
         self._must_be("running")
-        image = self._maker.directory / "images" / uuid.uuid4().hex[:12]
+        image = self._runtime.directory / "images" / uuid.uuid4().hex[:12]
 
         def save() -> None:
             arguments = ["checkpoint", "--compression=none", "--leave-running", f"--image-path={image}", self.id]
             try:
                 image.mkdir()
                 with self._awake.hold(even_paused=True), self._link.silent(timeout):
-                    saved = self._maker.request(
+                    saved = self._runtime.request(
                         "command",
                         id=self.id,
-                        argv=self._maker.runsc.command(
-                            self._maker.directory / "state", self.spec.network == "outbound", arguments
+                        argv=self._runtime.runsc.command(
+                            self._runtime.directory / "state", self.spec.network == "outbound", arguments
                         ),
                         log=str(self._directory / "runsc.log"),
                         what="checkpoint",
@@ -508,7 +508,7 @@ class Sandbox:
                 "created_at": self.created_at,
                 "kept_at": time.time(),
                 "idle_after": self.idle_after,
-                "runsc": self._maker.runsc.version,
+                "runsc": self._runtime.runsc.version,
                 "spec": asdict(self.spec),
             }
             try:
@@ -528,32 +528,32 @@ class Sandbox:
             self._end("closed")
             self._drop_image()
         if self._leaving.acquire(blocking=False):
-            self._maker.leave()
+            self._runtime.leave()
 
     def _end(self, reason: str) -> None:
         if self._state in ("closed", "kept"):
             return
         was, self._state = self._state, "closed"
-        self._maker.hub.ticks.pop(self._awake, None)
-        if os.getpid() != self._maker.pid or self._maker.over:
+        self._runtime.hub.ticks.pop(self._awake, None)
+        if os.getpid() != self._runtime.pid or self._runtime.over:
             return
         if was != "dead":
-            known = self._maker.boxes.pop(self.id, None) is not None
+            known = self._runtime.sandboxes.pop(self.id, None) is not None
             if known:
                 with contextlib.suppress(RunscError, TimeoutError):
-                    self._maker.request("kill", id=self.id, reason=reason).result(10)
+                    self._runtime.request("kill", id=self.id, reason=reason).result(10)
             self._link.died(reason)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _end_soon(self, reason: str) -> None:
         """For the hub's thread, which must not wait."""
-        self._maker.request("kill", id=self.id, reason=reason)
+        self._runtime.request("kill", id=self.id, reason=reason)
 
     def _died(self, reason: str) -> None:
         """Told by the hub."""
         if self._state == "running":
             self._state = "dead"
-        self._maker.hub.ticks.pop(self._awake, None)
+        self._runtime.hub.ticks.pop(self._awake, None)
         self._link.died(reason)
         shutil.rmtree(self._directory / "c", ignore_errors=True)
         self._call_back(reason)
@@ -570,7 +570,7 @@ class Sandbox:
             shutil.rmtree(image, ignore_errors=True)
 
     def _must_be(self, state: State) -> None:
-        if os.getpid() != self._maker.pid:
+        if os.getpid() != self._runtime.pid:
             raise SandboxStateError(f"sandbox {self.id} belongs to the process that made it, not to a forked child")
         if self._state == state:
             return

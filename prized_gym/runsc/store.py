@@ -1,7 +1,7 @@
 """Where sandboxes live on disk, who may remove what, and what is kept.
 
-STORE/lock            held while a maker appears and while a sweep looks
-STORE/m-xxxxxxxx/     one maker: its lock, its sandboxes, checkpoint images; removed by its supervisor, or by a sweep
+STORE/lock            held while a runtime appears and while a sweep looks
+STORE/m-xxxxxxxx/     one runtime: its lock, its sandboxes, checkpoint images; removed by its supervisor, or by a sweep
 STORE/kept/sbx_…/     a kept sandbox: its image, root directory and description
 """
 
@@ -58,23 +58,23 @@ def _locked(store: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def make_maker_directory() -> tuple[Path, int]:
-    """A directory for this maker and the descriptor of its lock, which keeps sweeps away while anybody holds it."""
+def make_runtime_directory() -> tuple[Path, int]:
+    """A directory for this runtime and the descriptor of its lock, which keeps sweeps away while anybody holds it."""
     store = store_path()
     with _locked(store):
         directory = store / f"m-{secrets.token_hex(4)}"
         directory.mkdir(mode=0o700)
         lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-    for name in ("state", "boxes", "images"):
+    for name in ("state", "sandboxes", "images"):
         (directory / name).mkdir()
     return directory, lock
 
 
 def sweep() -> list[str]:
-    """Remove what dead makers left on disk and in cgroups; the names of what was removed.
+    """Remove what dead runtimes left on disk and in cgroups; the names of what was removed.
 
-    A maker's supervisor does this itself. A sweep is for those that were killed along with their maker, or lost power.
+    A runtime's supervisor does this itself. A sweep is for those that were killed along with their runtime, or lost power.
     """
     store = store_path()
     removed = []

@@ -1,11 +1,11 @@
-"""The supervisor: a small process that owns every sandbox of one maker, and sees to it that none outlives the maker.
+"""The supervisor: a small process that owns every sandbox of one runtime, and sees to it that none outlives the runtime.
 
 It is PID 1 of a PID namespace with a mount namespace of its own (and, without root, a user and a network namespace).
-When the maker ends, however it ends, its end of the control socket closes and its pidfd becomes readable; then the
-supervisor kills everything and removes the maker's directory. When the supervisor itself is killed, the kernel kills
+When the runtime ends, however it ends, its end of the control socket closes and its pidfd becomes readable; then the
+supervisor kills everything and removes the runtime's directory. When the supervisor itself is killed, the kernel kills
 all of its namespace.
 
-The maker sends one JSON object per line and gets one back for each that carries `n`; events carry `event`. One thread,
+The runtime sends one JSON object per line and gets one back for each that carries `n`; events carry `event`. One thread,
 one loop.
 """
 
@@ -44,7 +44,7 @@ class Timer:
     action: Callable[[], None]
 
 
-class Box:
+class ManagedSandbox:
     """A sandbox, or what is on its way to become one."""
 
     def __init__(self, name: str) -> None:
@@ -66,9 +66,9 @@ class Supervisor:
         self.name = self.directory.name
         self.slirp4netns: str | None = config["slirp4netns"]
         self.control = socket.socket(fileno=config["control_fd"])
-        self.maker_fd: int | None = config["maker_fd"]
+        self.runtime_fd: int | None = config["runtime_fd"]
         self.parents = cgroups.parents()
-        self.boxes: dict[str, Box] = {}
+        self.sandboxes: dict[str, ManagedSandbox] = {}
         self.timers: list[Timer] = []
         self.incoming = b""
         self.sysctls_hidden = False
@@ -83,8 +83,8 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.selector.register(wake_read, selectors.EVENT_READ, lambda: self.reap(wake_read))
         self.selector.register(self.control, selectors.EVENT_READ, self.read)
-        if self.maker_fd is not None:
-            self.selector.register(self.maker_fd, selectors.EVENT_READ, self.end)
+        if self.runtime_fd is not None:
+            self.selector.register(self.runtime_fd, selectors.EVENT_READ, self.end)
         cgroups.note(self.directory, self.parents)
         self.say({"event": "ready"})
         while not self.over:
@@ -139,84 +139,88 @@ class Supervisor:
     def do_start(self, request: dict[str, Any]) -> None:
         """Run or restore a sandbox: make its cgroup and its network, then run `argv`; answers when that has ended."""
         name = request["id"]
-        box = self.boxes[name] = Box(name)
+        sandbox = self.sandboxes[name] = ManagedSandbox(name)
         limits = request["limits"]
-        box.group = cgroups.make(
+        sandbox.group = cgroups.make(
             f"prized-gym-{self.name}-{name}",
             self.parents,
             memory=limits["memory"],
             processes=limits["processes"],
         )
-        if box.group.out_of_memory is not None:
-            self.selector.register(box.group.out_of_memory, selectors.EVENT_READ, lambda: self.out_of_memory(box))
+        if sandbox.group.out_of_memory is not None:
+            self.selector.register(
+                sandbox.group.out_of_memory, selectors.EVENT_READ, lambda: self.out_of_memory(sandbox)
+            )
         if request["seconds"] is not None:
-            box.run_time = self.after(request["seconds"], lambda: self.kill(box, "max_runtime_min is over"))
+            sandbox.run_time = self.after(request["seconds"], lambda: self.kill(sandbox, "max_runtime_min is over"))
         if request["network"]:
-            self.connect(box, Path(request["network"]), lambda error: self.start(box, request, error))
+            self.connect(sandbox, Path(request["network"]), lambda error: self.start(sandbox, request, error))
         else:
-            self.start(box, request, None)
+            self.start(sandbox, request, None)
 
-    def start(self, box: Box, request: dict[str, Any], error: str | None) -> None:
-        if error is None and not box.reason:
-            self.command(box, request, box.group.joins, lambda status: self.started(box, request, status))
+    def start(self, sandbox: ManagedSandbox, request: dict[str, Any], error: str | None) -> None:
+        if error is None and not sandbox.reason:
+            self.command(sandbox, request, sandbox.group.joins, lambda status: self.started(sandbox, request, status))
         else:
-            self.answer(request, error=error or box.reason)
-            self.finish(box)
+            self.answer(request, error=error or sandbox.reason)
+            self.finish(sandbox)
 
-    def started(self, box: Box, request: dict[str, Any], status: int) -> None:
+    def started(self, sandbox: ManagedSandbox, request: dict[str, Any], status: int) -> None:
         try:
-            box.pid = self.sentry(box.name)
+            sandbox.pid = self.sentry(sandbox.name)
         except (OSError, ValueError, KeyError):
-            box.pid = None
-        if status == 0 and box.pid is not None and not box.reason and os.path.exists(f"/proc/{box.pid}"):
-            box.group.limit_cpus(request["limits"]["cpus"])
-            self.answer(request, pid=box.pid, groups={name: str(path) for name, path in box.group.paths.items()})
+            sandbox.pid = None
+        if status == 0 and sandbox.pid is not None and not sandbox.reason and os.path.exists(f"/proc/{sandbox.pid}"):
+            sandbox.group.limit_cpus(request["limits"]["cpus"])
+            self.answer(
+                request, pid=sandbox.pid, groups={name: str(path) for name, path in sandbox.group.paths.items()}
+            )
             return
-        reason = box.reason or f"runsc ended with {status}:\n{self.tail(request['log'])}"
+        reason = sandbox.reason or f"runsc ended with {status}:\n{self.tail(request['log'])}"
         self.answer(request, error=reason)
-        if not box.reason:
-            self.kill(box, reason)
+        if not sandbox.reason:
+            self.kill(sandbox, reason)
 
     def do_command(self, request: dict[str, Any]) -> None:
         """Run another runsc command about a sandbox, such as a checkpoint."""
-        box = self.boxes[request["id"]]
+        sandbox = self.sandboxes[request["id"]]
 
         def ended(status: int) -> None:
             if status == 0:
                 self.answer(request)
             else:
-                self.answer(request, error=box.reason or f"runsc ended with {status}:\n{self.tail(request['log'])}")
+                self.answer(request, error=sandbox.reason or f"runsc ended with {status}:\n{self.tail(request['log'])}")
 
-        self.command(box, request, [], ended)
+        self.command(sandbox, request, [], ended)
 
     def do_stop(self, request: dict[str, Any]) -> None:
-        box = self.boxes.get(request["id"])
-        if box is not None and box.pid is not None and box.stopped is None:
-            box.stopped = processes.stop(box.pid)
+        sandbox = self.sandboxes.get(request["id"])
+        if sandbox is not None and sandbox.pid is not None and sandbox.stopped is None:
+            sandbox.stopped = processes.stop(sandbox.pid)
         self.answer(request)
 
     def do_continue(self, request: dict[str, Any]) -> None:
-        box = self.boxes.get(request["id"])
-        if box is not None and box.stopped is not None:
-            stopped, box.stopped = box.stopped, None
+        sandbox = self.sandboxes.get(request["id"])
+        if sandbox is not None and sandbox.stopped is not None:
+            stopped, sandbox.stopped = sandbox.stopped, None
             processes.resume(stopped)
         self.answer(request)
 
     def do_usage(self, request: dict[str, Any]) -> None:
-        box = self.boxes.get(request["id"])
-        if box is None or box.pid is None:
+        sandbox = self.sandboxes.get(request["id"])
+        if sandbox is None or sandbox.pid is None:
             self.answer(request, error="it has ended")
             return
-        seconds, memory = processes.used(box.pid)
+        seconds, memory = processes.used(sandbox.pid)
         self.answer(request, seconds=seconds, memory=memory)
 
     def do_kill(self, request: dict[str, Any]) -> None:
-        box = self.boxes.get(request["id"])
-        if box is None:
+        sandbox = self.sandboxes.get(request["id"])
+        if sandbox is None:
             self.answer(request)
             return
-        box.killers.append(request["n"])
-        self.kill(box, request.get("reason") or "closed")
+        sandbox.killers.append(request["n"])
+        self.kill(sandbox, request.get("reason") or "closed")
 
     # -- processes
 
@@ -249,18 +253,20 @@ class Supervisor:
         finally:
             os._exit(127)
 
-    def command(self, box: Box, request: dict[str, Any], joins: list[Path], ended: Callable[[int], None]) -> None:
+    def command(
+        self, sandbox: ManagedSandbox, request: dict[str, Any], joins: list[Path], ended: Callable[[int], None]
+    ) -> None:
         pid = self.spawn(request["argv"], request["log"], joins)
 
         def done(status: int) -> None:
             self.cancel(timer)
             ended(status)
 
-        box.commands[pid] = done
+        sandbox.commands[pid] = done
 
         def overdue() -> None:
-            if pid in box.commands:
-                self.kill(box, f"{request['what']} took longer than {request['timeout']:g} s")
+            if pid in sandbox.commands:
+                self.kill(sandbox, f"{request['what']} took longer than {request['timeout']:g} s")
 
         timer = self.after(request["timeout"], overdue)
 
@@ -277,63 +283,63 @@ class Supervisor:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
-            for box in list(self.boxes.values()):
-                if pid in box.commands:
-                    box.commands.pop(pid)(code)
-                    if box.reason and not box.commands:
-                        self.kill(box, box.reason)
-                elif pid == box.pid:
-                    box.pid = None
-                    if not box.reason:
-                        box.reason = "out of memory" if box.group.killed() else f"its sentry ended with {code}"
-                    self.finish(box)
-                elif pid == box.slirp:
-                    box.slirp = None
+            for sandbox in list(self.sandboxes.values()):
+                if pid in sandbox.commands:
+                    sandbox.commands.pop(pid)(code)
+                    if sandbox.reason and not sandbox.commands:
+                        self.kill(sandbox, sandbox.reason)
+                elif pid == sandbox.pid:
+                    sandbox.pid = None
+                    if not sandbox.reason:
+                        sandbox.reason = "out of memory" if sandbox.group.killed() else f"its sentry ended with {code}"
+                    self.finish(sandbox)
+                elif pid == sandbox.slirp:
+                    sandbox.slirp = None
 
-    def out_of_memory(self, box: Box) -> None:
-        assert box.group.out_of_memory is not None
+    def out_of_memory(self, sandbox: ManagedSandbox) -> None:
+        assert sandbox.group.out_of_memory is not None
         try:
-            os.eventfd_read(box.group.out_of_memory)
+            os.eventfd_read(sandbox.group.out_of_memory)
         except BlockingIOError:
             return
-        self.kill(box, "out of memory")
+        self.kill(sandbox, "out of memory")
 
-    def kill(self, box: Box, reason: str) -> None:
+    def kill(self, sandbox: ManagedSandbox, reason: str) -> None:
         """End a sandbox at once. Its gofer and its children end by themselves when the sentry is gone."""
-        if self.boxes.get(box.name) is not box:
+        if self.sandboxes.get(sandbox.name) is not sandbox:
             return
-        box.reason = box.reason or reason
-        for pid in box.commands:  # they end first: one may be about to make the sandbox
+        sandbox.reason = sandbox.reason or reason
+        for pid in sandbox.commands:  # they end first: one may be about to make the sandbox
             self.signal(-pid)
-        if box.commands:
+        if sandbox.commands:
             return
-        if box.pid is not None:
-            self.signal(box.pid)
+        if sandbox.pid is not None:
+            self.signal(sandbox.pid)
             return
-        for pid in processes.mentioning({box.name}):  # a command killed half-way left them unrecorded
+        for pid in processes.mentioning({sandbox.name}):  # a command killed half-way left them unrecorded
             self.signal(pid)
-        self.finish(box)
+        self.finish(sandbox)
 
-    def finish(self, box: Box) -> None:
+    def finish(self, sandbox: ManagedSandbox) -> None:
         """Forget a sandbox whose sentry is gone, and remove all it had."""
-        if self.boxes.get(box.name) is not box:
+        if self.sandboxes.get(sandbox.name) is not sandbox:
             return
-        for pid in box.commands:
+        for pid in sandbox.commands:
             self.signal(-pid)
-        del self.boxes[box.name]
-        self.cancel(box.run_time)
-        if box.slirp is not None:
-            self.signal(box.slirp)
-        if box.namespace is not None:
-            network.remove_namespace(box.namespace)
-        for path in (self.directory / "state").glob(f"*{box.name}*"):
+        del self.sandboxes[sandbox.name]
+        self.cancel(sandbox.run_time)
+        if sandbox.slirp is not None:
+            self.signal(sandbox.slirp)
+        if sandbox.namespace is not None:
+            network.remove_namespace(sandbox.namespace)
+        for path in (self.directory / "state").glob(f"*{sandbox.name}*"):
             path.unlink(missing_ok=True)
-        if box.group.out_of_memory is not None:
-            self.selector.unregister(box.group.out_of_memory)
-        self.remove_group(box.group, 40)
-        for number in box.killers:
+        if sandbox.group.out_of_memory is not None:
+            self.selector.unregister(sandbox.group.out_of_memory)
+        self.remove_group(sandbox.group, 40)
+        for number in sandbox.killers:
             self.say({"n": number})
-        self.say({"event": "dead", "id": box.name, "reason": box.reason})
+        self.say({"event": "dead", "id": sandbox.name, "reason": sandbox.reason})
 
     def remove_group(self, group: cgroups.Group, tries: int) -> None:
         if not group.remove() and tries:
@@ -361,7 +367,7 @@ class Supervisor:
 
     # -- network
 
-    def connect(self, box: Box, namespace: Path, done: Callable[[str | None], None]) -> None:
+    def connect(self, sandbox: ManagedSandbox, namespace: Path, done: Callable[[str | None], None]) -> None:
         """Make the namespace, start slirp4netns on it, and call `done` with None, or with what went wrong."""
         if self.slirp4netns is None:
             done("network='outbound' needs slirp4netns")
@@ -370,14 +376,14 @@ class Supervisor:
             if not self.sysctls_hidden:
                 network.hide_sysctls()
                 self.sysctls_hidden = True
-            box.namespace = namespace
+            sandbox.namespace = namespace
             network.make_namespace(namespace)
         except Exception as error:
             done(f"no network namespace could be made: {error} {getattr(error, 'stderr', b'')!r}")
             return
         log = str(namespace.parent / "slirp.log")
         ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
-        box.slirp = self.spawn(
+        sandbox.slirp = self.spawn(
             network.slirp_command(self.slirp4netns, namespace, ready_write), log, [], keep=ready_write
         )
         os.close(ready_write)
@@ -400,7 +406,7 @@ class Supervisor:
     # -- the end
 
     def clear(self) -> None:
-        """Kill everything in the namespace and remove what the maker had on disk."""
+        """Kill everything in the namespace and remove what the runtime had on disk."""
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
             try:
@@ -415,14 +421,14 @@ class Supervisor:
                 break
         while not cgroups.remove_all(self.directory) and time.monotonic() < deadline:
             time.sleep(0.01)
-        for box in self.boxes.values():
-            if box.namespace is not None:
-                network.remove_namespace(box.namespace)
+        for sandbox in self.sandboxes.values():
+            if sandbox.namespace is not None:
+                network.remove_namespace(sandbox.namespace)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def main(config: str) -> None:
-    """Run as PID 1 of a fresh PID namespace; returns when the maker is gone and everything is removed."""
+    """Run as PID 1 of a fresh PID namespace; returns when the runtime is gone and everything is removed."""
     if os.getpid() != 1:
         raise SystemExit("the supervisor kills everything in its PID namespace, so it must be PID 1 of its own")
     supervisor = Supervisor(json.loads(config))

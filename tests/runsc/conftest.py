@@ -49,12 +49,12 @@ def create(runsc: Runsc) -> Iterator[Callable[..., Sandbox]]:
         return made[-1]
 
     yield make
-    for box in made:
-        box.close()
+    for sandbox in made:
+        sandbox.close()
 
 
 @pytest.fixture(scope="session")
 def shared(runsc: Runsc) -> Iterator[Sandbox]:
     """One sandbox for the tests that leave it as it was."""
-    with Sandbox.create(runsc=runsc, **SMALL) as box:
-        yield box
+    with Sandbox.create(runsc=runsc, **SMALL) as sandbox:
+        yield sandbox

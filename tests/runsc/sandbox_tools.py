@@ -43,18 +43,18 @@ def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
     return True
 
 
-def http(box: Sandbox, port: int = 8000) -> HTTPConnection:
+def http(sandbox: Sandbox, port: int = 8000) -> HTTPConnection:
     """A connection to a server in a sandbox, which may still be starting."""
     connection = HTTPConnection("sandbox")
 
     def connected() -> bool:
         try:
-            connection.sock = box.connect_port(port)
+            connection.sock = sandbox.connect_port(port)
         except ConnectionRefusedError:
             return False
         return True
 
-    assert eventually(connected, 20), box.exec("cat *.log").stdout
+    assert eventually(connected, 20), sandbox.exec("cat *.log").stdout
     return connection
 
 
@@ -77,11 +77,11 @@ def processes_of(store: Path) -> list[str]:
     return found
 
 
-def sentry_of(box: Sandbox) -> int:
+def sentry_of(sandbox: Sandbox) -> int:
     """The sentry's pid as this process sees it."""
-    for pid in tree(box._maker.process.pid):
+    for pid in tree(sandbox._runtime.process.pid):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        if box.id in arguments and "boot" in arguments:
+        if sandbox.id in arguments and "boot" in arguments:
             return pid
     raise AssertionError("no sentry")
 
@@ -99,7 +99,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def start_python(program: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    """Another process of this Python, as a maker of its own; its standard output is a pipe.
+    """Another process of this Python, as a runtime of its own; its standard output is a pipe.
 
     It finds `prized_gym.runsc` without what the package above imports.
     """

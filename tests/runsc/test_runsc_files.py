@@ -71,10 +71,10 @@ def test_errors_are_the_sandboxs(shared: Sandbox, tmp_path: Path) -> None:
 
 
 def test_disk_is_limited_and_stays_so_in_copies(create: Callable[..., Sandbox]) -> None:
-    box = create(disk_gb=0.02)
-    [copy] = box.fork()
+    sandbox = create(disk_gb=0.02)
+    [copy] = sandbox.fork()
     with copy:
-        for one in (box, copy):
+        for one in (sandbox, copy):
             with pytest.raises(OSError) as caught:
                 one.files.write("big", b"x" * (40 << 20))
             assert caught.value.errno == errno.ENOSPC

@@ -54,27 +54,27 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
 
 @pytest.fixture
 def server(create: Callable[..., Sandbox]) -> Sandbox:
-    box = create(labels={"run": "a"})
-    box.files.write("server.py", COUNTER)
-    box.exec("python3 server.py > server.log 2>&1", background=True)
-    assert get(http(box)) == "1"
-    return box
+    sandbox = create(labels={"run": "a"})
+    sandbox.files.write("server.py", COUNTER)
+    sandbox.exec("python3 server.py > server.log 2>&1", background=True)
+    assert get(http(sandbox)) == "1"
+    return sandbox
 
 
-def close(boxes: list[Sandbox]) -> None:
-    for box in boxes:
-        box.close()
+def close(sandboxes: list[Sandbox]) -> None:
+    for sandbox in sandboxes:
+        sandbox.close()
 
 
 def test_everything_is_carried_and_nothing_is_shared(create: Callable[..., Sandbox]) -> None:
     import json
 
-    box = create()
-    box.files.write("server.py", STATEFUL)
-    box.exec("python3 server.py > server.log 2>&1", background=True)
-    before = json.loads(get(http(box), "/base"))
+    sandbox = create()
+    sandbox.files.write("server.py", STATEFUL)
+    sandbox.exec("python3 server.py > server.log 2>&1", background=True)
+    before = json.loads(get(http(sandbox), "/base"))
     assert before["mode"] == "wal"
-    copies = box.fork(4)
+    copies = sandbox.fork(4)
     for round in ("one", "two"):
         for number, copy in enumerate(copies):
             name = f"{round}-{number}"
@@ -82,7 +82,7 @@ def test_everything_is_carried_and_nothing_is_shared(create: Callable[..., Sandb
             expected = ["base"] + [f"{earlier}-{number}" for earlier in ("one", "two")[: 1 if round == "one" else 2]]
             assert after["memory"] == after["log"] == after["database"] == expected
             assert after["child"] == name and after["pid"] == before["pid"] and after["ticks"] > before["ticks"]
-    after = json.loads(get(http(box), "/again"))
+    after = json.loads(get(http(sandbox), "/again"))
     assert after["memory"] == after["log"] == after["database"] == ["base", "again"]
     close(copies)
 
@@ -99,7 +99,7 @@ def test_running_paused_and_forked(server: Sandbox) -> None:
     assert server.state == "paused" and server.stopped
     with pytest.raises(SandboxStateError, match="paused"):
         server.exec("true")
-    images = server._maker.directory / "images"
+    images = server._runtime.directory / "images"
     first = server.fork(2)
     assert server.state == "paused" and server.stopped
     saved = list(images.iterdir())
@@ -123,7 +123,7 @@ def test_streams_end_at_a_fork_and_can_be_opened_again(server: Sandbox) -> None:
 
 def test_random_differs(server: Sandbox) -> None:
     copies = server.fork(2)
-    assert len({box.exec("head -c 16 /dev/urandom | od -x").stdout for box in [server, *copies]}) == 3
+    assert len({sandbox.exec("head -c 16 /dev/urandom | od -x").stdout for sandbox in [server, *copies]}) == 3
     close(copies)
 
 
@@ -133,7 +133,7 @@ def test_files_of_copies_are_their_own(server: Sandbox) -> None:
     for number, copy in enumerate(copies):
         copy.files.write("shared.txt", str(number))
         copy.exec(f"echo {number} > /tmp/scratch; echo {number} > /dev/shm/scratch")
-    assert [box.files.read("shared.txt") for box in [server, *copies]] == [b"base", b"0", b"1"]
+    assert [sandbox.files.read("shared.txt") for sandbox in [server, *copies]] == [b"base", b"0", b"1"]
     assert server.exec("ls /tmp /dev/shm").stdout.count(b"scratch") == 0
     assert [copy.exec("cat /tmp/scratch /dev/shm/scratch").stdout for copy in copies] == [b"0\n0\n", b"1\n1\n"]
     close(copies)
@@ -183,7 +183,7 @@ def test_a_virtual_environment_can_be_made(shared: Sandbox) -> None:
 def test_more_binds(create: Callable[..., Sandbox], tmp_path: Path) -> None:
     (tmp_path / "data").write_text("shown")
     tmp_path.chmod(0o755)  # what the host lets nobody else read, the sandbox's user cannot read either
-    box = create(mounts={"/data": str(tmp_path)}, env_vars={"MINE": "1"})
-    [copy] = box.fork()
+    sandbox = create(mounts={"/data": str(tmp_path)}, env_vars={"MINE": "1"})
+    [copy] = sandbox.fork()
     with copy:
         assert copy.exec("cat /data/data; echo $MINE; touch /data/x || echo read-only").stdout == b"shown1\nread-only\n"

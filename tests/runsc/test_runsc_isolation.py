@@ -85,9 +85,9 @@ def spied(create: Callable[..., Sandbox], tmp_path: Path, monkeypatch: pytest.Mo
         named.listen()
         with socket.create_server(("0.0.0.0", 0)) as tcp:
             addresses = ["127.0.0.1", "10.0.2.2"]
-            box = create()
-            box.files.write("spy.py", SPY)
-            [copy] = box.fork()
+            sandbox = create()
+            sandbox.files.write("spy.py", SPY)
+            [copy] = sandbox.fork()
             with copy:
                 arguments = json.dumps([str(secret), unix, abstract, tcp.getsockname()[1], os.getpid(), addresses])
                 result = copy.exec(["python3", "spy.py", arguments], timeout=60)
@@ -147,11 +147,11 @@ def test_the_cpu_is_limited(create: Callable[..., Sandbox]) -> None:
 
     if "cpu" not in cgroups.parents():
         pytest.skip("no CPU limit by cgroup on this machine")
-    box = create(vcpu=0.3)
-    [group] = cgroups.parents()["cpu"].glob(f"*{box.id}")
+    sandbox = create(vcpu=0.3)
+    [group] = cgroups.parents()["cpu"].glob(f"*{sandbox.id}")
 
     def throttled() -> bool:
-        box.exec("timeout 0.5 sh -c 'while true; do :; done'", timeout=60)
+        sandbox.exec("timeout 0.5 sh -c 'while true; do :; done'", timeout=60)
         counts = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
         return int(counts["nr_throttled"]) > 0
 
@@ -160,7 +160,7 @@ def test_the_cpu_is_limited(create: Callable[..., Sandbox]) -> None:
 
 def test_root_inside_cannot_fake_its_way_out(create: Callable[..., Sandbox]) -> None:
     """Root inside can speak to the host's socket: garbage ends its connections, and enough of it the sandbox."""
-    box, other = create(), create()
+    sandbox, other = create(), create()
     program = r"""
 import socket, sys
 garbage = [b"\0" * 64, b"J\xff\xff\xff\xff", b"J\0\0\0\4null", b"J\0\0\0\2{}",
@@ -174,8 +174,8 @@ for number in range(400):
         pass
 """
     with pytest.raises(SandboxDied, match="protocol"):
-        box.exec(["python3", "-I", "-S", "-c", program], user="root", timeout=30)
-        box.exec("sleep 10")
+        sandbox.exec(["python3", "-I", "-S", "-c", program], user="root", timeout=30)
+        sandbox.exec("sleep 10")
     assert other.exec("echo fine").stdout == b"fine\n"
 
 

@@ -29,20 +29,20 @@ from prized_gym.runsc.processes import tree
 
 
 def test_create_and_close(create: Callable[..., Sandbox], store: Path) -> None:
-    box = create(labels={"a": "b"})
-    assert re.fullmatch("sbx_[0-9a-f]{12}", box.id) and box.labels == {"a": "b"} and box.state == "running"
-    assert abs(box.created_at - time.time()) < 60
-    sentry = sentry_of(box)
-    box.close()
-    box.close()
-    assert box.state == "closed" and not os.path.exists(f"/proc/{sentry}")
-    assert not list(store.rglob(f"*{box.id}*"))
+    sandbox = create(labels={"a": "b"})
+    assert re.fullmatch("sbx_[0-9a-f]{12}", sandbox.id) and sandbox.labels == {"a": "b"} and sandbox.state == "running"
+    assert abs(sandbox.created_at - time.time()) < 60
+    sentry = sentry_of(sandbox)
+    sandbox.close()
+    sandbox.close()
+    assert sandbox.state == "closed" and not os.path.exists(f"/proc/{sentry}")
+    assert not list(store.rglob(f"*{sandbox.id}*"))
     for use in (
-        lambda: box.exec("true"),
-        box.fork,
-        box.pause,
-        lambda: box.connect_port(1),
-        lambda: box.files.read("x"),
+        lambda: sandbox.exec("true"),
+        sandbox.fork,
+        sandbox.pause,
+        lambda: sandbox.connect_port(1),
+        lambda: sandbox.files.read("x"),
     ):
         with pytest.raises(SandboxStateError, match=r"closed|ended"):
             use()
@@ -57,95 +57,95 @@ def test_bad_arguments(create: Callable[..., Sandbox], options: dict[str, object
 
 
 def test_a_killed_sandbox_is_news_at_once(create: Callable[..., Sandbox]) -> None:
-    box, other = create(), create()
+    sandbox, other = create(), create()
     told: list[str] = []
-    box.on_death(told.append)
+    sandbox.on_death(told.append)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(box.exec, "sleep 60")
-        assert eventually(lambda: b"sleep" in box.exec("ps ax").stdout)
+        running = pool.submit(sandbox.exec, "sleep 60")
+        assert eventually(lambda: b"sleep" in sandbox.exec("ps ax").stdout)
         start = time.monotonic()
-        os.kill(sentry_of(box), signal.SIGKILL)
+        os.kill(sentry_of(sandbox), signal.SIGKILL)
         with pytest.raises(SandboxDied, match="sentry ended with -9"):
             running.result(5)
         assert time.monotonic() - start < 5
-    assert box.wait_dead(5) and eventually(lambda: told == [box.death]) and box.state == "dead"
+    assert sandbox.wait_dead(5) and eventually(lambda: told == [sandbox.death]) and sandbox.state == "dead"
     with pytest.raises(SandboxDied):
-        box.exec("true")
+        sandbox.exec("true")
     with pytest.raises(SandboxDied):
-        box.fork()
+        sandbox.fork()
     late: list[str] = []
-    box.on_death(late.append)
-    assert late == [box.death]
+    sandbox.on_death(late.append)
+    assert late == [sandbox.death]
     assert other.exec("echo fine").stdout == b"fine\n"
 
 
 def test_an_agent_that_is_gone_ends_its_sandbox(create: Callable[..., Sandbox]) -> None:
-    box = create()
-    assert box.exec("kill -9 1; kill -9 -1; echo alive").stdout == b"alive\n"  # the user cannot
+    sandbox = create()
+    assert sandbox.exec("kill -9 1; kill -9 -1; echo alive").stdout == b"alive\n"  # the user cannot
     with pytest.raises(SandboxDied):
-        box.exec("kill -9 1", user="root", timeout=5)
-    assert box.wait_dead(5)
+        sandbox.exec("kill -9 1", user="root", timeout=5)
+    assert sandbox.wait_dead(5)
 
 
 def test_run_time_is_bounded(create: Callable[..., Sandbox]) -> None:
-    box = create(max_runtime_min=0.03)
-    assert "max_runtime_min" in (box.wait_dead(10) or "")
+    sandbox = create(max_runtime_min=0.03)
+    assert "max_runtime_min" in (sandbox.wait_dead(10) or "")
 
 
 def test_kept_and_forked_by_another_process(create: Callable[..., Sandbox]) -> None:
-    box = create(labels={"keep": "me"}, env_vars={"MINE": "1"})
-    box.files.write("server.py", COUNTER)
-    box.exec("python3 server.py > server.log 2>&1", background=True)
-    get(http(box))
-    assert box.keep() == box.id and box.state == "kept"
+    sandbox = create(labels={"keep": "me"}, env_vars={"MINE": "1"})
+    sandbox.files.write("server.py", COUNTER)
+    sandbox.exec("python3 server.py > server.log 2>&1", background=True)
+    get(http(sandbox))
+    assert sandbox.keep() == sandbox.id and sandbox.state == "kept"
     [kept] = list_kept({"keep": "me"})
-    assert kept.id == box.id and kept.size > 1_000_000 and not list_kept({"keep": "other"})
+    assert kept.id == sandbox.id and kept.size > 1_000_000 and not list_kept({"keep": "other"})
     with pytest.raises(SandboxStateError, match="kept"):
-        box.exec("true")
+        sandbox.exec("true")
     program = (
         "import sys; sys.path.insert(0, 'tests/runsc'); import sandbox_tools as t; from prized_gym.runsc import Sandbox\n"
         "base = Sandbox.connect(sys.argv[1])\n"
         "a, b = base.fork(2)\n"
         "print(base.state, a.labels, t.get(t.http(a)), t.get(t.http(b)), b.exec('echo $MINE').stdout)"
     )
-    with start_python(program, box.id) as process:
+    with start_python(program, sandbox.id) as process:
         assert process.communicate(timeout=60)[0] == "kept {'keep': 'me'} 2 2 b'1\\n'\n"
-    [copy] = box.fork()  # and by the one that kept it
+    [copy] = sandbox.fork()  # and by the one that kept it
     with copy:
         assert get(http(copy)) == "2"
-        assert delete_kept(box.id) and not delete_kept(box.id)
+        assert delete_kept(sandbox.id) and not delete_kept(sandbox.id)
         assert copy.exec("cat server.py | wc -l").stdout != b"0\n"
     with pytest.raises(SandboxStateError, match="no sandbox"):
-        Sandbox.connect(box.id)
+        Sandbox.connect(sandbox.id)
     with pytest.raises(ValueError):
         Sandbox.connect("../../etc")
 
 
 def test_fork_of_a_paused_one_can_be_kept(create: Callable[..., Sandbox]) -> None:
-    box = create()
-    box.pause()
-    [copy] = box.fork()
+    sandbox = create()
+    sandbox.pause()
+    [copy] = sandbox.fork()
     copy.close()
-    box.keep()
-    [copy] = Sandbox.connect(box.id).fork()
+    sandbox.keep()
+    [copy] = Sandbox.connect(sandbox.id).fork()
     with copy:
         assert copy.exec("echo fine").stdout == b"fine\n"
-    delete_kept(box.id)
+    delete_kept(sandbox.id)
 
 
 @pytest.mark.timeout(240)  # sixty-four restores on a machine that may do other things
 def test_idle_copies_use_no_cpu(create: Callable[..., Sandbox]) -> None:
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30
     count = 64 if available >= 6 else 16
-    box = create(idle_after=0.2)
-    box.files.write("server.py", COUNTER)
-    box.exec("python3 server.py > server.log 2>&1", background=True)
-    get(http(box))
-    copies = box.fork(count)
+    sandbox = create(idle_after=0.2)
+    sandbox.files.write("server.py", COUNTER)
+    sandbox.exec("python3 server.py > server.log 2>&1", background=True)
+    get(http(sandbox))
+    copies = sandbox.fork(count)
     connections = [http(copy) for copy in copies]
     assert [get(connection) for connection in connections] == ["2"] * count
-    assert eventually(lambda: all(copy.stopped for copy in [box, *copies]))
-    supervisor = tree(box._maker.process.pid)
+    assert eventually(lambda: all(copy.stopped for copy in [sandbox, *copies]))
+    supervisor = tree(sandbox._runtime.process.pid)
     assert len(supervisor) > 2 * count
 
     def rest() -> bool:
@@ -165,34 +165,34 @@ def test_idle_copies_use_no_cpu(create: Callable[..., Sandbox]) -> None:
 
 
 def test_what_was_used(create: Callable[..., Sandbox]) -> None:
-    [box] = create().fork()
-    with box:
-        first = box.usage()
+    [sandbox] = create().fork()
+    with sandbox:
+        first = sandbox.usage()
         assert 0 < first.cpu_seconds < 20 and 1e6 < first.memory < 0.3e9
-        box.exec(
+        sandbox.exec(
             'python3 -c \'import time; held = b"1" * 150_000_000; open("held", "w"); time.sleep(60)\'', background=True
         )
-        assert eventually(lambda: any(info.name == "held" for info in box.files.list()))
-        box.exec("python3 -c 'import time\nwhile time.process_time() < 1: pass'")
-        second = box.usage()
+        assert eventually(lambda: any(info.name == "held" for info in sandbox.files.list()))
+        sandbox.exec("python3 -c 'import time\nwhile time.process_time() < 1: pass'")
+        second = sandbox.usage()
         assert second.cpu_seconds > first.cpu_seconds + 0.3 and second.memory > first.memory + 140e6
-        box._groups = {}  # as where there are no cgroups
-        third = box.usage()
+        sandbox._groups = {}  # as where there are no cgroups
+        third = sandbox.usage()
         assert abs(third.cpu_seconds - second.cpu_seconds) < 1 and third.memory > 140e6
-        assert eventually(lambda: box.idle()) and box.usage().memory > 140e6 and box.stopped
-    assert box.usage().cpu_seconds >= third.cpu_seconds
+        assert eventually(lambda: sandbox.idle()) and sandbox.usage().memory > 140e6 and sandbox.stopped
+    assert sandbox.usage().cpu_seconds >= third.cpu_seconds
 
 
 def test_pause_keeps_commands_waiting(create: Callable[..., Sandbox]) -> None:
-    box = create()
+    sandbox = create()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(box.exec, "sleep 0.3; echo done")
-        assert eventually(lambda: b"sleep" in box.exec("ps ax").stdout)
-        box.pause()
+        running = pool.submit(sandbox.exec, "sleep 0.3; echo done")
+        assert eventually(lambda: b"sleep" in sandbox.exec("ps ax").stdout)
+        sandbox.pause()
         assert running.result(10).stdout == b"done\n"  # held by the command, it stops at its end
-    assert eventually(lambda: box.stopped) and box.state == "paused"
-    box.resume()
-    assert box.exec("echo up").stdout == b"up\n"
+    assert eventually(lambda: sandbox.stopped) and sandbox.state == "paused"
+    sandbox.resume()
+    assert sandbox.exec("echo up").stdout == b"up\n"
 
 
 def test_without_runsc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

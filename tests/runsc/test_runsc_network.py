@@ -40,8 +40,8 @@ def outside(runsc: Runsc) -> Iterator[tuple[str, int]]:
         process.kill()
 
 
-def fetch(box: Sandbox, outside: tuple[str, int]) -> bytes:
-    return box.exec(["python3", "-I", "-S", "-c", FETCH, outside[0], str(outside[1])], timeout=30).stdout
+def fetch(sandbox: Sandbox, outside: tuple[str, int]) -> bytes:
+    return sandbox.exec(["python3", "-I", "-S", "-c", FETCH, outside[0], str(outside[1])], timeout=30).stdout
 
 
 def test_base_with_and_copies_with_or_without(create: Callable[..., Sandbox], outside: tuple[str, int]) -> None:
@@ -74,19 +74,19 @@ def test_base_with_and_copies_with_or_without(create: Callable[..., Sandbox], ou
 
 def test_loopback_of_the_host_stays_closed(create: Callable[..., Sandbox], outside: tuple[str, int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as local:
-        box = create(network="outbound")
+        sandbox = create(network="outbound")
         for address in ("10.0.2.2", "127.0.0.1"):
-            assert fetch(box, (address, local.getsockname()[1])) == b""
+            assert fetch(sandbox, (address, local.getsockname()[1])) == b""
 
 
 def test_nothing_of_the_network_is_left(create: Callable[..., Sandbox], outside: tuple[str, int]) -> None:
-    box = create(network="outbound")
-    directory = box._directory
+    sandbox = create(network="outbound")
+    directory = sandbox._directory
     namespace = directory / "netns"
     assert namespace.exists()
     slirp = _slirp(namespace)
     assert slirp
-    box.close()
+    sandbox.close()
     assert not directory.exists()
     assert eventually(lambda: not _slirp(namespace))
 
@@ -96,7 +96,9 @@ def test_without_slirp4netns_it_says_so(create: Callable[..., Sandbox], tmp_path
         "import os, sys\nfrom prized_gym.runsc import *\n"
         "try: Sandbox.create(runsc=Runsc(sys.argv[1], ''), network='outbound')\nexcept RunscError as error: print(error)"
     )
-    with start_python(program, create(memory_gb=0.25)._maker.runsc.path, SLIRP4NETNS=str(tmp_path / "none")) as process:
+    with start_python(
+        program, create(memory_gb=0.25)._runtime.runsc.path, SLIRP4NETNS=str(tmp_path / "none")
+    ) as process:
         output = process.communicate(timeout=60)[0]
     assert "slirp4netns" in output and "needs" in output
     assert issubclass(RunscError, Exception)

@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from prized_gym.channels.http import Dialed
-from prized_gym.engines.sandbox.driver import Driver, ExecResult, FileInfo, Sandbox, Shape
-from prized_gym.engines.sandbox.engine import SandboxEngine
-from prized_gym.engines.sandbox.plan import OPTIONS, Plan
 from prized_gym.errors import SandboxDiedError, SandboxError
+from prized_gym.sandbox.base import SandboxEngine
+from prized_gym.sandbox.channels.http import Dialed
+from prized_gym.sandbox.driver import Driver, ExecResult, FileInfo, Sandbox, Shape
+from prized_gym.sandbox.plan import OPTIONS, Plan
 
 _numbers = itertools.count(1)
 ALIVE: set[PlainSandbox] = set()
@@ -121,7 +121,7 @@ class PlainSandbox(Sandbox):
     ) -> ExecResult:
         if self._death is not None:
             raise SandboxDiedError(f"{self.id} ended: {self._death}")
-        # The resident client takes its port as a word of its own.
+        # the exec proxy takes its port as a word of its own.
         text = cmd if isinstance(cmd, str) else shlex.join(cmd)
         text = self._own(text).replace(f" {self.port} 2 ", f" {self.own_port} 2 ")
         path = os.pathsep.join(sys.path)
@@ -171,7 +171,7 @@ class PlainSandbox(Sandbox):
                 own = text.replace(str(self.root), str(copy.root)).replace(str(self.own_port), str(copy.own_port))
                 copy.exec(own, background=True)
             made.append(copy)
-        if any("resident.py" in text for text in self.started):
+        if any("exec_proxy.py" in text for text in self.started):
             for copy in made:
                 while not (copy.root / "scratch/exec/ready").exists():
                     time.sleep(0.01)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from prized_gym.bench import rollouts
-from prized_gym.bench.__main__ import main
+from bench import rollouts
+from bench.__main__ import main
 from prized_gym.pricing import PRIZED_2_VCPU_4_GB, Prices
 
 TINY = ["--copies", "2", "--batches", "1", "--megabytes", "4", "--repeats", "1"]
@@ -43,26 +43,26 @@ def test_a_run_prints_every_row(
     assert cells[f"(a) {rollouts.TITLES['a']}"][3] == "1.00 (1.00-1.00)"
     assert len(re.findall(r"Setting the base of \([abc]\) up, once: \d", printed)) == 3
     assert re.search(r"\(d\) / \(a\): \d", printed)
-    assert re.search(r"rollouts\(\) / by hand: \d", printed)
+    assert re.search(r"rollouts\(\) / by own_copy: \d", printed)
     assert not list(tmp_path.iterdir())
 
 
 @needs_packages
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(("row", "boxes"), [("a", 3), ("d", 2)], ids=["forks", "set-ups"])
-def test_an_interrupt_leaves_nothing(gvisor: str, tmp_path: Path, row: str, boxes: int) -> None:
+@pytest.mark.parametrize(("row", "sandboxes"), [("a", 3), ("d", 2)], ids=["forks", "set-ups"])
+def test_an_interrupt_leaves_nothing(gvisor: str, tmp_path: Path, row: str, sandboxes: int) -> None:
     # Short, for the sockets in it.
     store = Path(tempfile.mkdtemp(prefix="pg-", dir="/var/tmp"))
     with open(tmp_path / "log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "prized_gym.bench", "rollouts", *TINY, "--batches", "50", "--rows", row],
+            [sys.executable, "-m", "bench", "rollouts", *TINY, "--batches", "50", "--rows", row],
             env={**os.environ, "TMPDIR": str(_made(tmp_path / "files")), "PRIZED_GYM_STORE": str(store)},
             stdout=log,
             stderr=log,
         )
     try:
         ends = time.monotonic() + 90
-        while len(list(store.glob("*/boxes/*"))) < boxes:
+        while len(list(store.glob("*/sandboxes/*"))) < sandboxes:
             assert process.poll() is None and time.monotonic() < ends, (tmp_path / "log").read_text()
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)

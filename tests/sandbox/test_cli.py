@@ -51,7 +51,6 @@ def test_an_engine_that_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         prized_gym.Base("CartPole-v1", engine="gvisor")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("prized_gym.bench") is None, reason="there are no benchmarks")
 def test_bench_is_handed_on() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "prized_gym.cli", "bench", "--help"], capture_output=True, text=True, timeout=60

@@ -196,7 +196,7 @@ def test_a_sandbox_killed_in_mid_step(bad_base: prized_gym.Base) -> None:
     envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=2, on_failure="truncate", step_timeout=20)
     try:
         envs.reset(seed=0)
-        victim = next(box for box in plain_driver.ALIVE if f"sandbox {box.id}" == envs._fleet.where(1))
+        victim = next(sandbox for sandbox in plain_driver.ALIVE if f"sandbox {sandbox.id}" == envs._fleet.where(1))
         threading.Timer(0.3, victim.kill, ["evicted"]).start()
         started = time.monotonic()
         *_, infos = envs.step([bad.FINE, bad.HANG])
@@ -212,7 +212,7 @@ def test_a_base_that_dies_is_rebuilt() -> None:
         envs = prized_gym.ForkedVectorEnv(base, num_envs=2)
         before = base.id
         envs.reset(seed=0)
-        base._handle.box.kill("gone")
+        base._handle.sandbox.kill("gone")
         assert not base.alive
         with pytest.raises(prized_gym.BaseDiedError, match="gone"):
             base.exec("true")
@@ -271,15 +271,15 @@ def test_a_batch_costs_little_and_keeps_its_connections(bad_base: prized_gym.Bas
     envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=4)
     try:
         envs.reset(seed=0)
-        boxes = [box for box in plain_driver.ALIVE if box.connections]
-        before = [box.connections for box in boxes]
+        sandboxes = [sandbox for sandbox in plain_driver.ALIVE if sandbox.connections]
+        before = [sandbox.connections for sandbox in sandboxes]
         actions = np.zeros(4, np.int64)
         times = []
         for _ in range(100):
             started = time.perf_counter()
             envs.step(actions)
             times.append(time.perf_counter() - started)
-        assert [box.connections for box in boxes] == before or bad_base.alive
+        assert [sandbox.connections for sandbox in sandboxes] == before or bad_base.alive
         print(f"a step of 4 copies: {np.median(times) * 1e3:.2f} ms")
         assert np.median(times) < 0.1
     finally:

@@ -23,8 +23,8 @@ from sandbox_options import SMALL
 
 import prized_gym
 from prized_gym.engines.gvisor import GvisorDriver
-from prized_gym.engines.sandbox.driver import Shape
 from prized_gym.protocols import GymProtocol
+from prized_gym.sandbox.driver import Shape
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -119,13 +119,13 @@ def test_a_sandbox_killed_in_mid_step(bad_base: prized_gym.Base) -> None:
     envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=2, on_failure="truncate", step_timeout=20)
     try:
         envs.reset(seed=0)
-        box: Any = envs._fleet._members[1].box  # type: ignore[union-attr]
-        sentry = _sentry_of(box.id)
+        sandbox: Any = envs._fleet._members[1].sandbox  # type: ignore[union-attr]
+        sentry = _sentry_of(sandbox.id)
         threading.Timer(0.5, os.kill, [sentry, signal.SIGKILL]).start()
         started = time.monotonic()
         *_, infos = envs.step([bad.FINE, bad.HANG])
         assert time.monotonic() - started < 15
-        assert f"copy 1 (sandbox {box.id}) ended: " in infos["failure"][1]
+        assert f"copy 1 (sandbox {sandbox.id}) ended: " in infos["failure"][1]
         envs.step([0, 0])
         assert (envs.step([0, 0])[1] == 1).all()
     finally:
@@ -190,8 +190,8 @@ def test_a_fork_bomb_ends_with_its_time_out(bad_base: prized_gym.Base) -> None:
 def test_many_forks_leave_nothing(bad_base: prized_gym.Base) -> None:
     def everything() -> tuple[int, int, int]:
         descriptors = len(os.listdir("/proc/self/fd"))
-        boxes = sum(1 for _ in Path(os.environ["PRIZED_GYM_STORE"]).glob("m-*/boxes/*"))
-        return descriptors, boxes, threading.active_count()
+        sandboxes = sum(1 for _ in Path(os.environ["PRIZED_GYM_STORE"]).glob("m-*/sandboxes/*"))
+        return descriptors, sandboxes, threading.active_count()
 
     gc.collect()  # what earlier tests left is not to go away meanwhile
     envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=1)
@@ -224,7 +224,7 @@ def test_an_interrupt_anywhere(bad_base: prized_gym.Base) -> None:
 
 
 def _sandboxes() -> set[str]:
-    return {path.name for path in Path(os.environ["PRIZED_GYM_STORE"]).glob("m-*/boxes/*")}
+    return {path.name for path in Path(os.environ["PRIZED_GYM_STORE"]).glob("m-*/sandboxes/*")}
 
 
 TRAINER = """
@@ -323,7 +323,7 @@ def test_idle_copies_use_no_cpu(bad_base: prized_gym.Base) -> None:
     envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=3)
     try:
         envs.reset(seed=0)
-        sentries = [_sentry_of(member.box.id) for member in envs._fleet._members.values()]  # type: ignore[union-attr]
+        sentries = [_sentry_of(member.sandbox.id) for member in envs._fleet._members.values()]  # type: ignore[union-attr]
         deadline = time.monotonic() + 30
         before = None
         while (used := [_cpu(pid) for pid in sentries]) != before:  # until they have come to rest

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from prized_gym.engines.interface import BaseHandle, Engine
 from prized_gym.errors import EngineUnavailableError, SetupError
+from prized_gym.interface.engine import BaseHandle, Engine
 from prized_gym.recipe import Recipe
 
 
@@ -21,10 +21,10 @@ class LocalEngine(Engine):
 
     @classmethod
     def check(cls) -> None:
-        if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
+        if not all((hasattr(os, "fork"), hasattr(os, "eventfd"), hasattr(socket, "send_fds"))):
             raise EngineUnavailableError(
-                f"the local engine forks processes, which {sys.platform} cannot. Use engine='inline': the copies live in this "
-                "process, each built anew."
+                f"the local engine needs Linux, with fork and eventfd, and this is {sys.platform}. Use engine='inline': the "
+                "copies live in this process, each built anew."
             )
 
     @classmethod

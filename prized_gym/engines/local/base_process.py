@@ -17,12 +17,11 @@ from typing import Any
 import cloudpickle
 
 from prized_gym import recipe as recipes
-from prized_gym.channels import messages
-from prized_gym.channels.bells import AnyBell, AnyTally, adopt, all_fds
-from prized_gym.channels.shared_memory import Block
-from prized_gym.engines.interface import Description
-from prized_gym.engines.local import copy_process, forking, processes, workdirs
+from prized_gym.engines.local import copy_process, forking, framing, processes, workdirs
+from prized_gym.engines.local.semaphores import Signals
+from prized_gym.engines.local.shared_memory import Block
 from prized_gym.errors import ForkUnsafeError
+from prized_gym.interface.engine import Description
 
 
 @dataclass
@@ -63,7 +62,7 @@ class Adopted:
 
 @dataclass
 class FleetRequest:
-    """Join a fleet of ``count`` copies; its socket, its memory and its bells travel along."""
+    """Join a fleet of ``count`` copies; its socket, its memory and its semaphores travel along."""
 
     count: int
 
@@ -114,19 +113,19 @@ def main(control_fd: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
-        context: dict[str, Any] = cloudpickle.loads(messages.receive(control))
+        context: dict[str, Any] = cloudpickle.loads(framing.receive(control))
         sys.path[:] = context["path"]
         sys.argv[:] = context["argv"]
-        setup: Setup = cloudpickle.loads(messages.receive(control))
+        setup: Setup = cloudpickle.loads(framing.receive(control))
         try:
             base = _build(control, setup)
-        except messages.Hangup:
+        except framing.Hangup:
             raise
         except BaseException as error:
             processes.flush_output()
-            messages.send(control, cloudpickle.dumps(_failed(error)))
+            framing.send(control, cloudpickle.dumps(_failed(error)))
             return
-    except messages.Hangup:
+    except framing.Hangup:
         # The trainer gave up waiting.
         return
     base.serve()
@@ -149,7 +148,7 @@ def _build(control: socket.socket, setup: Setup) -> BaseProcess:
     )
     processes.flush_output()
     base = BaseProcess(control, setup, recipe, built)
-    messages.send(control, cloudpickle.dumps(Ready(_dump_description(description))))
+    framing.send(control, cloudpickle.dumps(Ready(_dump_description(description))))
     return base
 
 
@@ -177,20 +176,17 @@ class _Fleet:
 
     sock: socket.socket
     block: Block
-    bells: list[AnyBell]
-    tally: AnyTally
+    signals: Signals
     pids: set[int] = field(default_factory=set)
     adopting: int = 0
 
     def fds(self) -> list[int]:
-        return [self.sock.fileno(), self.block.fd, *all_fds(self.bells, self.tally)]
+        return [self.sock.fileno(), self.block.fd, *self.signals.fds]
 
     def close(self) -> None:
         self.sock.close()
         self.block.close()
-        for bell in self.bells:
-            bell.close()
-        self.tally.close()
+        self.signals.close()
 
 
 class BaseProcess:
@@ -226,7 +222,7 @@ class BaseProcess:
                 if fd == self._control.fileno():
                     try:
                         fleet = self._serve_control()
-                    except messages.Hangup:
+                    except framing.Hangup:
                         self._close_environments()
                         return
                     if fleet is not None:
@@ -238,7 +234,7 @@ class BaseProcess:
                     fleet = self._fleets[fd]
                     try:
                         self._serve_fleet(fleet)
-                    except messages.Hangup:
+                    except framing.Hangup:
                         poller.unregister(fd)
                         self._leave_fleet(fleet)
                     if self._strays_left and not any(fleet.adopting for fleet in self._fleets.values()):
@@ -263,9 +259,9 @@ class BaseProcess:
 
     def _serve_control(self) -> _Fleet | None:
         fds: list[int] = []
-        request = cloudpickle.loads(messages.receive(self._control, fds))
+        request = cloudpickle.loads(framing.receive(self._control, fds))
         if isinstance(request, ResetRequest):
-            messages.send(self._control, cloudpickle.dumps(self._reset(request.seed)))
+            framing.send(self._control, cloudpickle.dumps(self._reset(request.seed)))
             return None
         return self._join_fleet(request, fds)
 
@@ -281,7 +277,7 @@ class BaseProcess:
         return None
 
     def _join_fleet(self, request: FleetRequest, fds: list[int]) -> _Fleet | None:
-        if len(fds) not in (5, 8):
+        if len(fds) != 5:
             # The trainer finds its socket closed.
             sys.stderr.write(_too_many_files() + "\n")
             for fd in fds:
@@ -289,8 +285,7 @@ class BaseProcess:
             return None
         sock = socket.socket(fileno=fds[0])
         block = Block(*self._spaces, request.count, fds[1])
-        pair, tally = adopt(fds[2:])
-        fleet = _Fleet(sock, block, pair, tally)
+        fleet = _Fleet(sock, block, Signals(fds[2:]))
         self._fleets[sock.fileno()] = fleet
         return fleet
 
@@ -303,7 +298,7 @@ class BaseProcess:
 
     def _serve_fleet(self, fleet: _Fleet) -> None:
         fds: list[int] = []
-        request = cloudpickle.loads(messages.receive(fleet.sock, fds))
+        request = cloudpickle.loads(framing.receive(fleet.sock, fds))
         if isinstance(request, ForkRequest):
             self._send(fleet, self._fork(fleet, request, fds))
         elif isinstance(request, Adopting):
@@ -315,8 +310,8 @@ class BaseProcess:
     @staticmethod
     def _send(fleet: _Fleet, message: object) -> None:
         try:
-            messages.send(fleet.sock, cloudpickle.dumps(message))
-        except messages.Hangup:
+            framing.send(fleet.sock, cloudpickle.dumps(message))
+        except framing.Hangup:
             # The fleet has been closed; the main loop will find out.
             pass
 
@@ -346,7 +341,7 @@ class BaseProcess:
                     answer.error = f"the operating system refused a fork: {error}"
                     return answer
                 if pid == 0:
-                    unused = {*ours, *fds[2 * number + 2 :]} - {*all_fds(fleet.bells, fleet.tally)}
+                    unused = {*ours, *fds[2 * number + 2 :]} - {*fleet.signals.fds}
                     self._become_copy(fleet, index, sock_fd, err_fd, unused, files)
                 answer.pids[index] = pid
                 fleet.pids.add(pid)
@@ -388,8 +383,7 @@ class BaseProcess:
                 first=None if self._first is None else self._first[which],
                 on_fork=self._recipe.on_fork,
                 block=fleet.block,
-                pair=fleet.bells,
-                tally=fleet.tally,
+                signals=fleet.signals,
                 base_pid=self._pid,
                 sole=self._built.sole(index),
                 view=workdirs.View(setup.workdir, setup.scratch) if setup.workdir and setup.scratch else None,
@@ -436,7 +430,7 @@ class BaseProcess:
         strays = [pid for pid in processes.children(self._pid) if pid not in known]
         # A branch is announced before it is made: one that is among these has its announcement still unread.
         self._strays_left = bool(strays) and any(
-            messages.wait_readable(fleet.sock, 0.0) for fleet in self._fleets.values()
+            framing.wait_readable(fleet.sock, 0.0) for fleet in self._fleets.values()
         )
         if self._strays_left:
             return

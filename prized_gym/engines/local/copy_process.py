@@ -20,12 +20,12 @@ from typing import Any
 
 import cloudpickle
 
-from prized_gym import fleet as ops
 from prized_gym.calls import perform
-from prized_gym.channels import bells, messages
-from prized_gym.channels.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET, RESETTING, SLOT, Block
-from prized_gym.engines.local import forking, processes, workdirs
-from prized_gym.fleet import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
+from prized_gym.engines.local import forking, framing, processes, workdirs
+from prized_gym.engines.local.semaphores import Signals
+from prized_gym.engines.local.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET, RESETTING, SLOT, Block
+from prized_gym.interface import fleet as ops
+from prized_gym.interface.fleet import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
 from prized_gym.recipe import AnyEnv
 from prized_gym.seeding import reseed, set_random_state
 
@@ -70,7 +70,7 @@ class Raised:
 def dump_exception(error: BaseException) -> bytes | None:
     """Pickle an exception if it comes back whole, else None."""
     try:
-        data = messages.dumps(error)
+        data = framing.dumps(error)
         return data if type(pickle.loads(data)).__name__ == type(error).__name__ else None
     except Exception:
         return None
@@ -85,8 +85,7 @@ class CopyProcess:
         first: tuple[Any, dict[str, Any]] | None,
         on_fork: Callable[[AnyEnv, int, int], Any] | None,
         block: Block,
-        pair: list[bells.AnyBell],
-        tally: bells.AnyTally,
+        signals: Signals,
         base_pid: int,
         view: workdirs.View | None,
         sole: bool,
@@ -95,8 +94,8 @@ class CopyProcess:
         self._first = first
         self._on_fork = on_fork
         self._block = block
-        self._takers = [bell.taker() for bell in pair]
-        self._add = tally.adder()
+        self._takers = [semaphore.taker() for semaphore in signals.semaphores]
+        self._add = signals.counter.adder()
         self._base_pid = base_pid
         self._view = view
         self._sole = sole
@@ -108,7 +107,7 @@ class CopyProcess:
         self._pinned = 0
         self._cores = processes.cores()
         self._idle = bytes(len(self._busy))
-        self._by_bell = False
+        self._by_semaphore = False
         self._fence = threading.Lock()
         self._memory_read_at = 0.0
         self._stack_fd = -1
@@ -146,13 +145,13 @@ class CopyProcess:
         listen = LISTEN_SOCKET
         payload = b""
         while True:
-            self._by_bell = bool(listen)
+            self._by_semaphore = bool(listen)
             if listen:
                 self._takers[listen - 1]()
             else:
                 try:
-                    payload = messages.receive(self._sock)
-                except messages.Hangup:
+                    payload = framing.receive(self._sock)
+                except framing.Hangup:
                     break
             if self._pinned_wanted[0] != self._pinned:
                 self._pin(self._pinned_wanted[0])
@@ -188,7 +187,7 @@ class CopyProcess:
     def _finish(self) -> None:
         """This batch is finished: wake the trainer, unless others still work at a batch of all copies."""
         self._busy[self.index] = 0
-        if self._by_bell and _ORDERED:
+        if self._by_semaphore and _ORDERED:
             # Without the fence two copies could each read the other's flag before their own is seen, and none would ring.
             self._fence.acquire(False)
             self._fence.release()
@@ -208,7 +207,7 @@ class CopyProcess:
             self._note_usage()
             if then_reset:
                 # Pickled before the reset, which may overwrite a buffer that the environment reuses.
-                final = messages.dumps((observation, info))
+                final = framing.dumps((observation, info))
                 self._busy[index] = RESETTING
                 observation, info = self._env.reset()
         rest = self._write(observation)
@@ -266,7 +265,7 @@ class CopyProcess:
     def _branch(self, targets: list[int]) -> Answer | None:
         """Fork this copy. Returns in the source and in each new copy; the latter answers with its pid."""
         fds: list[int] = []
-        messages.receive(self._sock, fds)
+        framing.receive(self._sock, fds)
         sys.stdout.flush()
         sys.stderr.flush()
         files = forking.regular_files({*fds, self._sock.fileno(), self._stack_fd})
@@ -300,10 +299,10 @@ class CopyProcess:
     def _reply(self, answer: Answer) -> None:
         """Say where the answer is and that this batch is finished. May change ``answer`` into an error."""
         try:
-            data = messages.dumps(answer)
+            data = framing.dumps(answer)
         except Exception as error:
             answer = Answer(raised=_raised(TypeError(f"what the copy has to say cannot be sent: {error}")))
-            data = messages.dumps(answer)
+            data = framing.dumps(answer)
         index = self.index
         self._block.lengths[index] = len(data)
         if len(data) <= SLOT:
@@ -314,7 +313,7 @@ class CopyProcess:
             # First finished, then sent: the trainer reads it only once it knows.
             self._flags[index] = ON_SOCKET
             self._finish()
-            messages.send(self._sock, data)
+            framing.send(self._sock, data)
 
     def _note_usage(self) -> None:
         self._block.cpu[self.index] = time.process_time()

@@ -17,18 +17,18 @@ from pathlib import Path
 
 import cloudpickle
 
-from prized_gym.channels import bells, messages
-from prized_gym.channels.shared_memory import Block
-from prized_gym.engines.interface import BaseHandle, Description
-from prized_gym.engines.local import base_process, copy_process, forking, processes
+from prized_gym.engines.local import base_process, copy_process, forking, framing, processes
 from prized_gym.engines.local.fleet import LocalFleet
 from prized_gym.engines.local.output import Stream
+from prized_gym.engines.local.semaphores import Signals
+from prized_gym.engines.local.shared_memory import Block
 from prized_gym.errors import (
     BaseDiedError,
     RemoteTraceback,
     SetupError,
     SetupTimeoutError,
 )
+from prized_gym.interface.engine import BaseHandle, Description
 from prized_gym.progress import waiting
 from prized_gym.recipe import Recipe
 
@@ -95,10 +95,10 @@ class LocalBase(BaseHandle):
         deadline = None if timeout is None else started + timeout
         context = {"path": _search_path(), "argv": list(sys.argv)}
         try:
-            messages.send(self._control, pickle.dumps(context))
-            messages.send(self._control, pickle.dumps(setup))
+            framing.send(self._control, pickle.dumps(context))
+            framing.send(self._control, pickle.dumps(setup))
             with waiting("setting up the base", progress) as tick:
-                while not messages.wait_readable(
+                while not framing.wait_readable(
                     self._control, min(deadline or time.monotonic() + 1, time.monotonic() + 0.2)
                 ):
                     tick()
@@ -107,8 +107,8 @@ class LocalBase(BaseHandle):
                             f"the base was not set up within setup_timeout={timeout:g} s and has been stopped"
                             f"{self._last_words()}"
                         )
-            answer = cloudpickle.loads(messages.receive(self._control))
-        except messages.Hangup:
+            answer = cloudpickle.loads(framing.receive(self._control))
+        except framing.Hangup:
             raise SetupError(f"the base process {self._status()} while it was set up{self._last_words()}") from None
         self._stdout.tail()
         self._stderr.tail()
@@ -130,24 +130,23 @@ class LocalBase(BaseHandle):
     def fleet(self, size: int) -> LocalFleet:
         description = self.description
         block = Block(description.observation_space, description.action_space, size)
-        pair, tally = bells.make()
+        signals = Signals()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with self._lock:
-                messages.send(
+                framing.send(
                     self._control,
                     cloudpickle.dumps(base_process.FleetRequest(size)),
-                    [theirs.fileno(), block.fd, *bells.all_fds(pair, tally)],
+                    [theirs.fileno(), block.fd, *signals.fds],
                 )
-        except (messages.Hangup, OSError) as error:
+        except (framing.Hangup, OSError) as error:
             ours.close()
             block.close()
-            for part in (*pair, tally):
-                part.close()
+            signals.close()
             raise self.died() from error
         finally:
             theirs.close()
-        fleet = LocalFleet(size, block, pair, tally, ours, self.died, self._pin)
+        fleet = LocalFleet(size, block, signals, ours, self.died, self._pin)
         self._fleets.add(fleet)
         return fleet
 
@@ -156,10 +155,10 @@ class LocalBase(BaseHandle):
         deadline = None if limit is None else time.monotonic() + limit
         try:
             with self._lock:
-                messages.send(self._control, cloudpickle.dumps(base_process.ResetRequest(seed)))
-                in_time = messages.wait_readable(self._control, deadline)
-                answer = cloudpickle.loads(messages.receive(self._control)) if in_time else None
-        except (messages.Hangup, OSError) as error:
+                framing.send(self._control, cloudpickle.dumps(base_process.ResetRequest(seed)))
+                in_time = framing.wait_readable(self._control, deadline)
+                answer = cloudpickle.loads(framing.receive(self._control)) if in_time else None
+        except (framing.Hangup, OSError) as error:
             raise self.died() from error
         if not in_time:
             words = self._last_words()

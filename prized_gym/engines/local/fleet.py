@@ -16,28 +16,28 @@ from typing import Any, ClassVar
 import cloudpickle
 import numpy as np
 
-from prized_gym import fleet as ops
 from prized_gym.batch import Array
-from prized_gym.channels import bells, messages
-from prized_gym.channels.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET, RESETTING, Block
-from prized_gym.engines.local import processes
+from prized_gym.engines.local import framing, processes
 from prized_gym.engines.local.base_process import Adopted, Adopting, Died, Forked, ForkRequest
 from prized_gym.engines.local.copy_process import STACK_SIGNAL, Answer, Branch, Raised, load_exception
 from prized_gym.engines.local.output import Stream
+from prized_gym.engines.local.semaphores import Signals
+from prized_gym.engines.local.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET, RESETTING, Block
 from prized_gym.errors import BaseDiedError, Failure, ForkUnsafeError, PrizedGymError
-from prized_gym.fleet import Command, Fleet, Usage, not_forked
+from prized_gym.interface import fleet as ops
+from prized_gym.interface.fleet import Command, Fleet, Usage, not_forked
 
 _FORK_TIMEOUT = 60.0
 _GRACE = 5.0
 """Seconds a copy may take over ``env.close()`` when it is replaced or its fleet is closed."""
-_AT_ONCE = messages.MAX_FDS // 2
+_AT_ONCE = framing.MAX_FDS // 2
 _PIN_BELOW = 400e-6
 _UNPIN_ABOVE = 2e-3
 """Seconds of one core per copy-step. Cheap copies are bound by the scheduler, and gain when each stays on its core (measured:
 a quarter with 8 copies on 2 cores, a half with 64); dear ones are better off where there is room."""
 _FOR_EVER = 1e6
 _SETTLED = 4
-"""After so many full batches in a row the copies are woken by bell, which one partial batch undoes."""
+"""After so many full batches in a row the copies are woken by semaphore, which one partial batch undoes."""
 
 
 @dataclass
@@ -56,8 +56,8 @@ class _Copy:
 class LocalFleet(Fleet):
     """Copies that share a block of memory with this process.
 
-    A full batch is announced by ringing a bell once per copy; the copies wait on one of two bells in turn. For anything
-    that concerns some copies only, all are first told to wait on their own sockets.
+    A full batch posts a semaphore once per copy; the copies wait on one of two semaphores in turn. For anything that
+    concerns some copies only, all are first told to wait on their own sockets.
     """
 
     carries_random_state: ClassVar[bool] = True
@@ -66,17 +66,17 @@ class LocalFleet(Fleet):
         self,
         size: int,
         block: Block,
-        pair: list[bells.AnyBell],
-        tally: bells.AnyTally,
+        signals: Signals,
         sock: socket.socket,
         base_died: Callable[[], BaseDiedError],
         pin: bool | None = None,
     ) -> None:
         super().__init__(size)
         self._block = block
-        self._bells = pair
-        self._tally = tally
-        self._add = tally.adder()
+        self._signals = signals
+        self._semaphores = signals.semaphores
+        self._counter = counter = signals.counter
+        self._add = counter.adder()
         self._sock = sock
         self._base_died = base_died
         self.observations = block.observations
@@ -105,9 +105,9 @@ class LocalFleet(Fleet):
         self._flags_view = block.flags.data
         self._listen_view = block.listen.data
         self._poller = select.poll()
-        self._poller.register(tally.fd, select.POLLIN)
+        self._poller.register(counter.fd, select.POLLIN)
         self._poller.register(sock, select.POLLIN)
-        self._tally_fd = tally.fd
+        self._counter_fd = counter.fd
         self._pin = pin
         self._pinned_view = block.pinned.data
         self._pinned_view[0] = bool(pin)
@@ -187,7 +187,7 @@ class LocalFleet(Fleet):
 
     def _await_forked(self, deadline: float) -> Forked:
         while True:
-            if not messages.wait_readable(self._sock, deadline):
+            if not framing.wait_readable(self._sock, deadline):
                 raise PrizedGymError(f"the base has not forked its copies within {_FORK_TIMEOUT:g} s")
             message = self._receive_base()
             if isinstance(message, Forked):
@@ -202,7 +202,7 @@ class LocalFleet(Fleet):
 
     def _begin_command(self, index: int, command: Command) -> None:
         self._ops_view[index] = ops.COMMAND
-        self._begin_one(index, messages.dumps(command))
+        self._begin_one(index, framing.dumps(command))
 
     def _begin_one(self, index: int, payload: bytes) -> None:
         copy = self._copies.get(index)
@@ -212,8 +212,8 @@ class LocalFleet(Fleet):
             return
         self._busy_view[index] = 1
         try:
-            messages.send(copy.sock, payload)
-        except (messages.Hangup, OSError):
+            framing.send(copy.sock, payload)
+        except (framing.Hangup, OSError):
             # Its death is on its way from the base.
             pass
 
@@ -250,8 +250,8 @@ class LocalFleet(Fleet):
                 self._ops_view[index] = ops.COMMAND
             self._begin_command(source, Branch(targets))
             try:
-                messages.send(self._copies[source].sock, b"", fds)
-            except (messages.Hangup, OSError):
+                framing.send(self._copies[source].sock, b"", fds)
+            except (framing.Hangup, OSError):
                 # A source that died is reported by wait(), below.
                 pass
             for remote in theirs:
@@ -309,7 +309,7 @@ class LocalFleet(Fleet):
             following = 3 - listen
             self._listen_view[0] = self._listen = following
             self._begun_at = time.perf_counter()
-            self._bells[listen - 1].ring(self._alive_mask.count(1))
+            self._semaphores[listen - 1].post(self._alive_mask.count(1))
             return
         self._full_batches += 1
         if self._full_batches > _SETTLED and not self._objects:
@@ -355,8 +355,8 @@ class LocalFleet(Fleet):
                     finished = [index for index in self._everyone if begun[index] and not busy[index]]
                     break
             for fd, _ in events:
-                if fd == self._tally_fd:
-                    self._tally.collect()
+                if fd == self._counter_fd:
+                    self._counter.collect()
                 else:
                     self._drain_base()
         if self._begun_at:
@@ -405,8 +405,8 @@ class LocalFleet(Fleet):
                 if flag == IN_SLOT:
                     data: Any = self._block.slots[index, : int(self._block.lengths[index])].data
                 else:
-                    data = messages.receive(self._copies[index].sock)
-            except (messages.Hangup, OSError, KeyError):
+                    data = framing.receive(self._copies[index].sock)
+            except (framing.Hangup, OSError, KeyError):
                 self._await_death(index)
                 continue
             try:
@@ -470,16 +470,16 @@ class LocalFleet(Fleet):
         self._ops_view[:] = self._none
         self._busy_view[:] = self._alive_mask
         self._listen_view[0] = self._listen = LISTEN_SOCKET
-        self._bells[listen - 1].ring(self._alive_mask.count(1))
+        self._semaphores[listen - 1].post(self._alive_mask.count(1))
         deadline = time.monotonic() + _GRACE
         while self._busy_view.tobytes() != self._none:
             for fd, _ in self._poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                if fd == self._tally_fd:
-                    self._tally.collect()
+                if fd == self._counter_fd:
+                    self._counter.collect()
                 else:
                     self._drain_base()
             if time.monotonic() > deadline:
-                # Stopped from outside (SIGSTOP, a debugger): it cannot be left behind at the old bell.
+                # Stopped from outside (SIGSTOP, a debugger): it cannot be left behind at the old semaphore.
                 for index in self._everyone:
                     if self._busy_view[index]:
                         self.end(index, timed_out=_GRACE)
@@ -489,31 +489,31 @@ class LocalFleet(Fleet):
     def _drain_strays(self) -> None:
         """Take the tokens that dead copies left. Only while every copy is idle."""
         self._strays = False
-        for number, bell in enumerate(self._bells):
+        for number, semaphore in enumerate(self._semaphores):
             if self._listen != number + 1:
-                bell.drain()
+                semaphore.drain()
 
     # News from the base
 
     def _send_base(self, message: object, fds: list[int] | None = None) -> None:
         try:
-            messages.send(self._sock, cloudpickle.dumps(message), fds)
-        except (messages.Hangup, OSError):
+            framing.send(self._sock, cloudpickle.dumps(message), fds)
+        except (framing.Hangup, OSError):
             self._lose_base()
             assert self._base_error is not None
             raise self._base_error from None
 
     def _receive_base(self) -> object:
         try:
-            return cloudpickle.loads(messages.receive(self._sock))
-        except (messages.Hangup, OSError):
+            return cloudpickle.loads(framing.receive(self._sock))
+        except (framing.Hangup, OSError):
             self._lose_base()
             assert self._base_error is not None
             raise self._base_error from None
 
     def _drain_base(self) -> None:
         """Take note of which copies have ended."""
-        while self._base_error is None and messages.wait_readable(self._sock, 0.0):
+        while self._base_error is None and framing.wait_readable(self._sock, 0.0):
             try:
                 message = self._receive_base()
             except BaseDiedError:
@@ -640,7 +640,7 @@ class LocalFleet(Fleet):
         """Wait until the base confirms that a copy is dead."""
         deadline = time.monotonic() + _GRACE
         while index in self._copies and self._base_error is None and time.monotonic() < deadline:
-            if messages.wait_readable(self._sock, deadline):
+            if framing.wait_readable(self._sock, deadline):
                 self._drain_base()
         if index in self._copies:
             if self._copies[index].pid:
@@ -721,9 +721,7 @@ class LocalFleet(Fleet):
             self._parting.clear()
             self._leaving.clear()
             self._alive_mask[:] = self._none
-            for bell in self._bells:
-                bell.close()
-            self._tally.close()
+            self._signals.close()
             self._block.close()
 
     def _leave_gently(self, deadline: float) -> None:
@@ -731,12 +729,12 @@ class LocalFleet(Fleet):
             self._drain_base()
             self._retire(list(self._copies))
             self._dismiss()
-            while self._leaving and self._base_error is None and messages.wait_readable(self._sock, deadline):
+            while self._leaving and self._base_error is None and framing.wait_readable(self._sock, deadline):
                 self._drain_base()
             for pid in self._leaving:
                 processes.kill(pid)
             final = time.monotonic() + _GRACE
-            while self._leaving and self._base_error is None and messages.wait_readable(self._sock, final):
+            while self._leaving and self._base_error is None and framing.wait_readable(self._sock, final):
                 self._drain_base()
 
     def release_after_fork(self) -> None:

@@ -1,5 +1,0 @@
-"""Benchmarks: ``python -m prized_gym.bench step``, ``fork``, ``sandbox`` and ``rollouts``.
-
-Each compares within one run, in interleaved repeats, and reports medians and ratios: absolute times say more about the
-machine than about the library.
-"""

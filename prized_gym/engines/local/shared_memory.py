@@ -1,0 +1,98 @@
+"""The memory that a fleet of local copies shares with the trainer: one mapping, laid out once."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from prized_gym.batch import ActionBuffer, AnySpace, Array, ObservationBuffer
+
+SLOT = 16384
+"""Bytes per copy for a pickled answer; a longer one goes through the copy's socket."""
+
+IN_SLOT = 1
+"""Flag: the answer is in the copy's slot."""
+ON_SOCKET = 2
+"""Flag: the answer follows on the copy's socket."""
+
+RESETTING = 2
+
+LISTEN_SOCKET = 0
+"""Wait for the next batch on the copy's socket; ``1 + k`` is semaphore k."""
+
+_ALIGN = 64
+
+
+class Block:
+    """One mapping with actions, observations, rewards, flags and answers of ``count`` copies.
+
+    Both sides compute the same layout from the same spaces.
+
+    Attributes:
+        ops: what each copy is to do, a byte each.
+        busy: 1 from the start of a batch until the copy has finished it; ``RESETTING`` during the reset of a ``STEP_RESET``.
+        flags: where its answer is.
+        lengths: how long that answer is.
+        listen: (one byte) where every copy waits next.
+        pinned: (one byte) 1 while each copy is to stay on one core.
+        cpu, memory: what each copy had used at the end of its latest episode, in seconds and bytes.
+    """
+
+    def __init__(self, observation_space: AnySpace, action_space: AnySpace, count: int, fd: int | None = None) -> None:
+        self.size = self._lay_out(observation_space, action_space, count, None)
+        self.fd = _anonymous_file(self.size) if fd is None else fd
+        self._lay_out(observation_space, action_space, count, mmap.mmap(self.fd, self.size))
+
+    def _lay_out(
+        self, observation_space: AnySpace, action_space: AnySpace, count: int, memory: mmap.mmap | None
+    ) -> int:
+        """Place every part; without ``memory`` only measure, in arrays that own no page."""
+        end = 0
+
+        def allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+            nonlocal end
+            offset = -(-end // _ALIGN) * _ALIGN
+            elements = 1
+            for length in shape:
+                elements *= length
+            end = offset + elements * dtype.itemsize
+            if memory is None:
+                return np.lib.stride_tricks.as_strided(np.zeros(1, dtype=dtype), shape, [0] * len(shape))
+            return np.frombuffer(memory, dtype=dtype, count=elements, offset=offset).reshape(shape)
+
+        byte, real = np.dtype(np.uint8), np.dtype(np.float64)
+        self.listen = allocate((1,), byte)
+        self.pinned = allocate((1,), byte)
+        self.ops = allocate((count,), byte)
+        self.busy = allocate((count,), byte)
+        self.flags = allocate((count,), byte)
+        self.lengths = allocate((count,), np.dtype(np.int64))
+        self.rewards = allocate((count,), real)
+        self.terminations = allocate((count,), np.dtype(np.bool_))
+        self.truncations = allocate((count,), np.dtype(np.bool_))
+        self.cpu = allocate((count,), real)
+        self.memory = allocate((count,), real)
+        self.actions = ActionBuffer(action_space, count, allocate)
+        self.observations = ObservationBuffer(observation_space, count, allocate)
+        self.slots = allocate((count, SLOT), byte)
+        return end
+
+    def close(self) -> None:
+        """Close the descriptor. The mapping goes when the last array over it does."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _anonymous_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("prized_gym", os.MFD_CLOEXEC)
+    else:
+        fd, path = tempfile.mkstemp(prefix="prized_gym-")
+        os.unlink(path)
+    os.ftruncate(fd, size)
+    return fd

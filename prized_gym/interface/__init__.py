@@ -1,0 +1,1 @@
+"""What engines and everything above them are written against."""

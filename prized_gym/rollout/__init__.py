@@ -1,6 +1,0 @@
-"""Rollouts: a fresh fork for every episode, of anything, with the rewards collected."""
-
-from prized_gym.rollout.record import Rollout, Summary
-from prized_gym.rollout.run import Rollouts, rollouts
-
-__all__ = ["Rollout", "Rollouts", "Summary", "rollouts"]

@@ -1,0 +1,215 @@
+"""Asking a policy: a plain function or a coroutine function, for one observation or for a batch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from prized_gym import background
+from prized_gym.actions import ActionCheck
+from prized_gym.batch import ActionBuffer, AnySpace, assemble
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call of the user's code returned or raised, as a value.
+
+    Not as an exception on its way through futures and tasks, where ``SystemExit`` ends an event loop, ``StopIteration`` is
+    not allowed, and ``CancelledError`` means something else.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class UserError(Exception):
+    """What the user's own code raised, told from what was raised around it.
+
+    Attributes:
+        what: of the user's: ``"the episode"``.
+        error: what it raised.
+    """
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        super().__init__(what)
+        self.what = what
+        self.error = error
+
+
+def call(function: Callable[[], Any]) -> Answer:
+    """Call it."""
+    try:
+        return Answer(function())
+    except BaseException as error:
+        return Answer(error=error)
+
+
+async def _call(function: Callable[[], Any]) -> Answer:
+    """Call it, and wait for what is to be waited for."""
+    try:
+        value = function()
+        return Answer(await value if inspect.isawaitable(value) else value)
+    except BaseException as error:
+        return Answer(error=error)
+
+
+class UserLoop:
+    """Where the user's code runs: coroutines in their event loop, or in a thread's own; with their context variables.
+
+    Args:
+        theirs: the loop of whoever iterates with ``async for``; None if nobody does.
+    """
+
+    def __init__(self, theirs: asyncio.AbstractEventLoop | None = None) -> None:
+        self._theirs = theirs
+        self._context = contextvars.copy_context()
+        self._own: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, function: Callable[[], Any]) -> Future[Answer]:
+        """Call ``function`` in the loop, and wait there for what it returns if that is awaitable."""
+        loop = self._theirs or self._started()
+        return self._context.copy().run(asyncio.run_coroutine_threadsafe, _call(function), loop)
+
+    async def ask(self, what: str, threads: background.Threads, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a call returns: a coroutine function's in the loop, a plain one's in a thread. For the background loop.
+
+        Raises:
+            UserError: it raised.
+        """
+        asked = partial(function, *arguments)
+        if is_async(function):
+            answer = await asyncio.wrap_future(self.submit(asked))
+        else:
+            answer = await asyncio.wrap_future(threads.submit(partial(self._context.copy().run, call, asked)))
+            if inspect.isawaitable(answer.value):
+                value = answer.value
+                answer = await asyncio.wrap_future(self.submit(lambda: value))
+        if answer.error is not None:
+            raise UserError(what, answer.error)
+        return answer.value
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._own is None:
+                self._own = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._own.run_forever, name="prized_gym-rollouts", daemon=True)
+                self._thread.start()
+            return self._own
+
+    def close(self) -> None:
+        """Cancel what still runs in a loop of its own, and end it."""
+        loop, thread = self._own, self._thread
+        if loop is None or thread is None or self._closed:
+            return
+        self._closed = True
+        asyncio.run_coroutine_threadsafe(_cancel_all(), loop)
+        thread.join(5.0)
+        # A coroutine that blocks its loop keeps it, in a daemon thread.
+        if not thread.is_alive():
+            loop.close()
+
+
+async def _cancel_all() -> None:
+    loop = asyncio.get_running_loop()
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=2.0)
+    await loop.shutdown_asyncgens()
+    loop.call_soon(loop.stop)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine."""
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether it can be called with ``count`` positional arguments, as far as can be told."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:
+        # A builtin that does not tell.
+        return True
+    return True
+
+
+class NoActionError(ValueError):
+    """What a policy returned is no action."""
+
+
+class Policy:
+    """A policy, and how one copy's action is read from what it returns.
+
+    Args:
+        function: ``policy(observation, info)``, or with ``batched`` ``policy(observations, infos)`` with a batch of the
+            observation space and a list of dicts, which returns a batch of actions.
+        batched: which of the two.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], batched: bool, observation_space: AnySpace, action_space: AnySpace
+    ) -> None:
+        self.function = function
+        self.batched = batched
+        self.is_async = is_async(function)
+        self._observation_space = observation_space
+        self._check = ActionCheck(action_space)
+        self._joint = ActionBuffer(action_space, 1)
+
+    def stack(self, observations: Sequence[Any]) -> Any:
+        """Single observations as a batch."""
+        space: Any = self._observation_space
+        return concatenate(space, observations, cast("Any", create_empty_array(space, n=len(observations))))
+
+    def split(self, answer: Any, count: int) -> tuple[list[Any], list[list[Any]]]:
+        """What the policy returned for ``count`` observations, as the leaves of a batch of actions.
+
+        Raises:
+            NoActionError: it is no such batch, or an action is outside its space.
+        """
+        try:
+            return self._check.split(answer if self.batched else self._batch_of(answer), count)
+        except Exception as error:
+            raise NoActionError(f"returned {answer!r:.200}: {error}") from error
+
+    def single(self, leaves: tuple[list[Any], list[list[Any]]], number: int) -> Any:
+        """Action ``number`` of what :meth:`split` gave."""
+        arrays, objects = leaves
+        return self._joint.join([array[number].copy()[()] for array in arrays], [column[number] for column in objects])
+
+    def _batch_of(self, action: Any) -> Any:
+        try:
+            values = [[leaf.pick(action)] for leaf in self._check.leaves]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(
+                f"the action {action!r:.200} does not have the structure of {self._check.space}"
+            ) from error
+        return assemble(self._check.space, values)
+
+
+def raised(what: str, error: BaseException) -> str:
+    """How a rollout's failure says what the user's own code did."""
+    if isinstance(error, NoActionError):
+        return f"{what} {error}"
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    summary = traceback.format_exception_only(type(error), error)[-1].strip()
+    return f"{what} raised {summary}\n--- traceback:\n{text.rstrip()}"

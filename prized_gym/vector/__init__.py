@@ -1,0 +1,1 @@
+"""Gymnasium's vector environment over forks of a warm base."""
