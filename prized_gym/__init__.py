@@ -10,12 +10,8 @@ import gymnasium as _gymnasium
 from prized_gym.base import Base
 from prized_gym.errors import (
     BaseDiedError,
-    CopyDiedError,
-    CopyError,
-    CopyTimeoutError,
     EngineUnavailableError,
     EpisodeOverError,
-    Failure,
     ForkUnsafeError,
     InterruptedStepError,
     MissingExtraError,
@@ -26,6 +22,7 @@ from prized_gym.errors import (
     SetupError,
     SetupTimeoutError,
 )
+from prized_gym.interface.failure import CopyDiedError, CopyError, CopyTimeoutError, Failure
 from prized_gym.pricing import Prices
 from prized_gym.rollouts import Rollout, Rollouts, Summary, rollouts
 from prized_gym.vector.forked_env import ForkedEnv

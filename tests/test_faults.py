@@ -23,7 +23,13 @@ from gymnasium.vector import AutoresetMode
 from process_tools import descendants
 
 import prized_gym
-from prized_gym import CopyDiedError, CopyTimeoutError, ForkedVectorEnv, InterruptedStepError
+from prized_gym import (
+    CopyDiedError,
+    CopyTimeoutError,
+    EngineUnavailableError,
+    ForkedVectorEnv,
+    InterruptedStepError,
+)
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 
 from prized_gym.batch import Array
 from prized_gym.calls import perform
-from prized_gym.errors import EngineUnavailableError, Failure
-from prized_gym.interface import fleet as ops
+from prized_gym.errors import EngineUnavailableError
+from prized_gym.interface import commands as ops
+from prized_gym.interface.commands import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
 from prized_gym.interface.engine import BaseHandle, Description, Engine
-from prized_gym.interface.fleet import Call, Command, Fleet, Fresh, Reseed, Reset, SetAttr, Start, Usage, not_forked
+from prized_gym.interface.failure import Failure, not_forked
+from prized_gym.interface.fleet import Fleet, Usage
 from prized_gym.recipe import AnyEnv, Recipe, build, build_env
 from prized_gym.seeding import fresh_entropy, reseed, set_random_state
 

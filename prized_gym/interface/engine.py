@@ -65,9 +65,7 @@ class BaseHandle(ABC):
         """
 
     @abstractmethod
-    def fleet(
-        self, size: int, limits: TimeLimits = UNLIMITED, labels: Mapping[str, str] | None = None
-    ) -> Fleet:
+    def fleet(self, size: int, limits: TimeLimits = UNLIMITED, labels: Mapping[str, str] | None = None) -> Fleet:
         """A fleet of ``size`` copies, none of them forked yet.
 
         Args:

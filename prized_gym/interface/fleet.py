@@ -170,7 +170,7 @@ class Fleet(ABC):
     @property
     @abstractmethod
     def next_deadline(self) -> float | None:
-        """The ``time.monotonic()`` at which the first busy copy exceeds a time limit, so that ``wait`` is due; None for never."""
+        """The ``time.monotonic()`` at which the first busy copy exceeds a time limit and ``wait`` is due; None for never."""
 
     # Failure and end
 

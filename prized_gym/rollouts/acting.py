@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from prized_gym import background
-from prized_gym.interface.fleet import Reseed
+from prized_gym.interface.commands import Reseed
 from prized_gym.rollouts.policy import NoActionError, Policy, UserError, UserLoop
 from prized_gym.rollouts.queue import Work
 from prized_gym.rollouts.stepping import reset_of

@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from prized_gym import background
-from prized_gym.errors import BaseDiedError, Failure, SandboxError
+from prized_gym.errors import BaseDiedError, SandboxError
+from prized_gym.interface.failure import Failure
 from prized_gym.pricing import Prices
 from prized_gym.rollouts.policy import UserError, raised
 from prized_gym.rollouts.queue import RolloutQueue, Work

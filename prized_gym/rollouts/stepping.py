@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 
 from prized_gym.base import Base
-from prized_gym.errors import BaseDiedError, Failure, ForkUnsafeError, PrizedGymError
-from prized_gym.interface import fleet as ops
-from prized_gym.interface.fleet import Command, Fleet, Fresh, Reseed, Reset
+from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError
+from prized_gym.interface import commands as ops
+from prized_gym.interface.commands import Command, Fresh, Reseed, Reset
+from prized_gym.interface.failure import Failure
+from prized_gym.interface.fleet import Fleet
 from prized_gym.pricing import Prices
 from prized_gym.rollouts.policy import Answer, Policy, UserLoop, raised
 from prized_gym.rollouts.queue import RolloutQueue, Work

@@ -20,14 +20,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from prized_gym import background
-from prized_gym.errors import (
-    BaseDiedError,
-    PrizedGymError,
-    RemoteTraceback,
-    SandboxDiedError,
-    SandboxError,
-    SetupError,
-)
+from prized_gym.errors import BaseDiedError, PrizedGymError, RemoteTraceback, SandboxDiedError, SandboxError, SetupError
 from prized_gym.interface.engine import BaseHandle, Description, Engine
 from prized_gym.protocols import (
     EpisodeProtocol,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prized_gym import protocols
-from prized_gym.interface.fleet import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
+from prized_gym.interface.commands import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
 from prized_gym.protocols import Protocol, Request, Response, ServerDescription, StepAnswer
 from prized_gym.sandbox.channels.channel import Channel, ChannelError
 

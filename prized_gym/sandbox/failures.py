@@ -10,7 +10,8 @@ import traceback
 from dataclasses import dataclass
 
 from prized_gym import background
-from prized_gym.errors import Failure, FailureKind, SandboxDiedError, SandboxError
+from prized_gym.errors import SandboxDiedError, SandboxError
+from prized_gym.interface.failure import Failure, FailureKind
 from prized_gym.protocols import ProtocolError, RemoteError
 from prized_gym.sandbox.channels.channel import ChannelError
 from prized_gym.sandbox.driver import Sandbox

@@ -17,9 +17,11 @@ import numpy as np
 
 from prized_gym import background
 from prized_gym.batch import Array
-from prized_gym.errors import Failure, SandboxError
-from prized_gym.interface import fleet as ops
-from prized_gym.interface.fleet import Command, Fleet, Reset, Usage, not_forked
+from prized_gym.errors import SandboxError
+from prized_gym.interface import commands as ops
+from prized_gym.interface.commands import Command, Reset
+from prized_gym.interface.failure import Failure, not_forked
+from prized_gym.interface.fleet import Fleet, Usage
 from prized_gym.protocols import StepAnswer
 from prized_gym.sandbox.channels.channel import ChannelError
 from prized_gym.sandbox.client import Client

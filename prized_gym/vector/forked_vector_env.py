@@ -26,11 +26,13 @@ from prized_gym.arguments import Seed, at_least_one, earlier, one_of, seconds, s
 from prized_gym.base import SHARED, Base, count_copies, find_base
 from prized_gym.batch import Array
 from prized_gym.calls import RANDOM_STATE
-from prized_gym.errors import BaseDiedError, EpisodeOverError, Failure, InterruptedStepError
+from prized_gym.errors import BaseDiedError, EpisodeOverError, InterruptedStepError
 from prized_gym.html import table
 from prized_gym.infos import merge
-from prized_gym.interface import fleet as ops
-from prized_gym.interface.fleet import Call, Command, Fleet, Fresh, Reseed, Reset, SetAttr, Start
+from prized_gym.interface import commands as ops
+from prized_gym.interface.commands import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
+from prized_gym.interface.failure import Failure
+from prized_gym.interface.fleet import Fleet
 from prized_gym.recipe import EnvFactory
 from prized_gym.seeding import SeedStream, fresh_entropy
 from prized_gym.vector.history import Episode, EpisodeLog

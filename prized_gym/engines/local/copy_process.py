@@ -24,8 +24,8 @@ from prized_gym.calls import perform
 from prized_gym.engines.local import forking, framing, processes, workdirs
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET, RESETTING, SLOT, Block
-from prized_gym.interface import fleet as ops
-from prized_gym.interface.fleet import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
+from prized_gym.interface import commands as ops
+from prized_gym.interface.commands import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
 from prized_gym.recipe import AnyEnv
 from prized_gym.seeding import reseed, set_random_state
 

@@ -22,12 +22,7 @@ from prized_gym.engines.local.fleet import LocalFleet
 from prized_gym.engines.local.output import Stream
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
-from prized_gym.errors import (
-    BaseDiedError,
-    RemoteTraceback,
-    SetupError,
-    SetupTimeoutError,
-)
+from prized_gym.errors import BaseDiedError, RemoteTraceback, SetupError, SetupTimeoutError
 from prized_gym.interface.engine import BaseHandle, Description
 from prized_gym.progress import waiting
 from prized_gym.recipe import Recipe

@@ -23,9 +23,11 @@ from prized_gym.engines.local.copy_process import STACK_SIGNAL, Answer, Branch, 
 from prized_gym.engines.local.output import Stream
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET, RESETTING, Block
-from prized_gym.errors import BaseDiedError, Failure, ForkUnsafeError, PrizedGymError
-from prized_gym.interface import fleet as ops
-from prized_gym.interface.fleet import Command, Fleet, Usage, not_forked
+from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError
+from prized_gym.interface import commands as ops
+from prized_gym.interface.commands import Command
+from prized_gym.interface.failure import Failure, not_forked
+from prized_gym.interface.fleet import Fleet, Usage
 
 _FORK_TIMEOUT = 60.0
 _GRACE = 5.0
