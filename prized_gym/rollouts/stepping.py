@@ -168,7 +168,7 @@ class SteppedRollouts:
         return bool(self._playing or self._ended or works)
 
     def _fork(self, chosen: dict[int, Work]) -> None:
-        first: dict[int, Command] = {index: reset_of(work, self._from_base) for index, work in chosen.items()}
+        first: dict[int, Command] = {index: reset_of(work, self._from_base, index) for index, work in chosen.items()}
         failure = None
         try:
             try:
@@ -384,11 +384,11 @@ class SteppedRollouts:
         )
 
 
-def reset_of(work: Work, from_base: bool) -> Reset:
+def reset_of(work: Work, from_base: bool, copy: int) -> Reset:
     """How the episode of a rollout begins, in a fresh fork: its task as options, from the start that its group shares."""
     seed, task = work.seed if work.start is None else work.start, work.task
     options = None if task is None else dict(task) if isinstance(task, dict) else {"task": task}
-    return Reset(seed, options, fresh=Fresh(seed), from_base=from_base)
+    return Reset(seed, options, fresh=Fresh(seed, copy), from_base=from_base)
 
 
 def _itself(value: Any) -> Any:
