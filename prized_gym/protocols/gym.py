@@ -100,9 +100,7 @@ class GymProtocol(Protocol):
         yield from self._post("/start", fresh=_fresh(fresh))
 
     def call(self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Exchange[Any]:
-        response = yield _request(
-            "/call", name=name, args=list(args), kwargs=None if kwargs is None else dict(kwargs)
-        )
+        response = yield _request("/call", name=name, args=list(args), kwargs=None if kwargs is None else dict(kwargs))
         fields = self._read(response)
         if "space" not in fields:
             return fields.get("result")

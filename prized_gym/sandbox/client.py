@@ -139,9 +139,7 @@ class Client:
         if isinstance(command, Reset):
             if command.fresh is None and command.reseed is not None:
                 await self.run(protocol.reseed(command.reseed), timeout)
-            return await self.reset(
-                command.seed, command.options, timeout, fresh=command.fresh, base=command.from_base
-            )
+            return await self.reset(command.seed, command.options, timeout, fresh=command.fresh, base=command.from_base)
         if isinstance(command, Call):
             if command.name == "render" and not command.args and not command.kwargs:
                 return await self.run(protocol.render(), timeout)

@@ -168,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         traceback.print_exc()
         if args.failure:
-            Path(args.failure).write_bytes(error_answer(500, error).body)
+            Path(args.failure).write_bytes(bytes(error_answer(500, error).body))
         return 1
     return 0
 

@@ -69,9 +69,7 @@ class Encoded:
         return Encoded([bytes(part) for part in self.parts], self.size)
 
 
-def encode_parts(
-    value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value", lossy: bool = False
-) -> Encoded:
+def encode_parts(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value", lossy: bool = False) -> Encoded:
     """`value` as one message that is not put together: as `encode`, or with `lossy` as `encode_info`."""
     return _Writer(limits, lossy=lossy).message(value, what)
 
