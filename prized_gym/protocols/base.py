@@ -229,7 +229,7 @@ def checked(operation: Exchange[_T]) -> Exchange[_T]:
         )
     response: Any = None
     try:
-        for _ in range(MAX_REQUESTS + 1):
+        for made in range(MAX_REQUESTS + 1):
             try:
                 request = operation.send(response)
             except StopIteration as ended:
@@ -237,7 +237,8 @@ def checked(operation: Exchange[_T]) -> Exchange[_T]:
                 return value
             if not isinstance(request, Request):
                 raise ProtocolError(f"{_name(operation)} yielded {_short(request)}, which is no Request")
-            response = yield request
+            if made < MAX_REQUESTS:
+                response = yield request
         raise ProtocolError(f"{_name(operation)} made more than {MAX_REQUESTS} requests")
     finally:
         operation.close()
