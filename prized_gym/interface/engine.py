@@ -55,6 +55,11 @@ class BaseHandle(ABC):
     def where(self) -> str:
         """The base's pid or sandbox id, for messages."""
 
+    @property
+    def copy_size(self) -> tuple[float, float] | None:
+        """The vCPUs and the GB of memory that each copy is given and charged for; None where it takes what it uses."""
+        return None
+
     @abstractmethod
     def revive(self) -> None:
         """Build the base anew from its recipe, its environment reset as before, if it has died. Thread-safe.

@@ -46,11 +46,11 @@ class PolicyWay(Way):
             client.channel.close()
 
     async def _play(self, client: Client, place: Place, work: Work, limit: float) -> Outcome:
-        if not await client.wait_ready(None, time.monotonic() + _ANSWERING, Watch(place.sandbox)):
+        if not await client.wait_ready(client.protocol.ready(), time.monotonic() + _ANSWERING, Watch(place.sandbox)):
             raise ChannelError("refused", "its server does not answer")
-        observation, info = await client.command(reset_of(work, self._from_base, place.slot), limit)
+        observation, info = await client.command(place.slot, reset_of(work, self._from_base), limit)
         if work.start is not None:
-            await client.command(Reseed(work.seed), limit)
+            await client.command(place.slot, Reseed(work.seed), limit)
         total = 0.0
         while True:
             action = await self._act(observation, info)
