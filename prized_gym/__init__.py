@@ -26,8 +26,7 @@ from prized_gym.rollouts import Rollout, Rollouts, Summary, rollouts
 from prized_gym.vector.forked_env import ForkedEnv
 from prized_gym.vector.forked_vector_env import ForkedVectorEnv
 from prized_gym.vector.history import Episode
-
-__version__ = "0.1.0"
+from prized_gym.version import __version__
 
 __all__ = [
     "Base",
@@ -66,4 +65,3 @@ if "prized_gym/Forked-v0" not in _gymnasium.registry:
         entry_point="prized_gym.vector.forked_env:ForkedEnv",
         vector_entry_point="prized_gym.vector.forked_vector_env:ForkedVectorEnv",
     )
-

@@ -137,9 +137,9 @@ class SandboxFleet(Fleet):
         member = self._members[index]
         client, ends = member.client, time.monotonic() + _ANSWERING
         # Not the user's own ready URL: that may play an episode.
-        if not await client.wait_ready(client.protocol.ready(), ends, Watch(member.sandbox)):
+        if not await client.wait_ready(None, ends, Watch(member.sandbox)):
             raise ChannelError("refused", "its server does not answer")
-        return await self._command(index, member, command)
+        return await self._command(member, command)
 
     def branch(self, source: int, targets: Sequence[int]) -> None:
         self._base.check_open()
@@ -229,13 +229,13 @@ class SandboxFleet(Fleet):
 
     def _command_job(self, index: int, command: Command) -> Job[Outcome]:
         async def work() -> Outcome:
-            return await self._command(index, self._members[index], command)
+            return await self._command(self._members[index], command)
 
         return self._job(index, work, self._limits.reset if isinstance(command, Reset) else None)
 
-    async def _command(self, index: int, member: Member, command: Command) -> Outcome:
+    async def _command(self, member: Member, command: Command) -> Outcome:
         limit = self._limits.reset if isinstance(command, Reset) else None
-        value = await member.client.command(index, command, _beyond(limit))
+        value = await member.client.command(command, _beyond(limit))
         return Began(*value) if isinstance(command, Reset) else Result(value)
 
     def _job(self, index: int, work: Work, limit: float | None, making: Making | None = None) -> Job[Outcome]:

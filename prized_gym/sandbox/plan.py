@@ -110,7 +110,7 @@ def make_plan(recipe: Recipe, options: Mapping[str, Any], capabilities: Capabili
     if recipe.sources:
         from prized_gym.server import write_payload
 
-        protocol = GymProtocol()
+        protocol = GymProtocol(copy=False)  # a fleet copies observations into its buffers
         payload = write_payload(None, recipe)
     return Plan(
         setup=_commands(options["setup"]),
@@ -206,7 +206,7 @@ def options_from_labels(labels: Mapping[str, str], options: Mapping[str, Any]) -
     kind, port, channel = (labels.get(SERVER_LABEL, "").split(" ") + ["", "", ""])[:3]
     found: dict[str, Any] = {}
     if options["protocol"] is None and kind == "gym":
-        found["protocol"] = GymProtocol()
+        found["protocol"] = GymProtocol(copy=False)
     if options["port"] is None and options["ready"] is None and port.isdecimal():
         found["port"] = int(port)
     if options["channel"] is None and channel in ("http", "exec"):

@@ -1,4 +1,4 @@
-"""Requests through commands inside a sandbox, to the exec proxy there (`prized_gym.server.exec_proxy`)."""
+"""Requests through commands inside a sandbox, to the exec proxy there (``prized_gym.server.exec_proxy``)."""
 
 from __future__ import annotations
 
