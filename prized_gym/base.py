@@ -17,7 +17,7 @@ from prized_gym.arguments import seconds
 from prized_gym.errors import BaseDiedError, EngineUnavailableError
 from prized_gym.html import table
 from prized_gym.interface.engine import BaseHandle, Description, Engine
-from prized_gym.interface.fleet import Fleet
+from prized_gym.interface.fleet import UNLIMITED, Fleet, TimeLimits
 from prized_gym.recipe import AnyEnv, EnvFactory, Recipe, resolve
 
 if TYPE_CHECKING:
@@ -230,12 +230,13 @@ class Base:
         """Everything the base tells of its environments."""
         return self._handle.description
 
-    def fleet(self, size: int, reset_in_base: bool = False) -> Fleet:
+    def fleet(self, size: int, reset_in_base: bool = False, limits: TimeLimits = UNLIMITED) -> Fleet:
         """A fleet of ``size`` copies, none forked yet. A base that died is first rebuilt from its recipe.
 
         Args:
             size: how many copies.
             reset_in_base: reset the environment in the base, if that has not been done, for copies to start from.
+            limits: the seconds a copy may take, which the fleet enforces.
 
         Raises:
             BaseDiedError: the base is closed.
@@ -243,7 +244,7 @@ class Base:
         self.revive()
         if reset_in_base:
             self.reset_environment()
-        return self._handle.fleet(size)
+        return self._handle.fleet(size, limits)
 
     def revive(self) -> None:
         """Build a base that died anew, from its recipe.
