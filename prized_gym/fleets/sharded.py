@@ -148,7 +148,7 @@ class ShardedFleet(Fleet):
         wanted = busy if count is None else min(count, busy)
         while len(inbox.copies) < wanted:
             shards = [shard for shard in self._shards if shard.fleet.busy]
-            if len(shards) == 1 or (count is None and not any(shard.fleet.next_deadline for shard in shards)):
+            if len(shards) == 1 or (count is None and all(shard.fleet.next_deadline is None for shard in shards)):
                 # Nobody else's deadline can pass meanwhile.
                 missing = None if count is None else wanted - len(inbox.copies)
                 self._receive(shards[0], missing, _left(deadline))

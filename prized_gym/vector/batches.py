@@ -56,7 +56,7 @@ class Batches:
         Returns:
             By copy, the seed of each episode that begins.
         """
-        fleet = self._live.get()
+        fleet = self._live.fleet or self._live.get()
         if not self._copies.over:
             if indices is self.everyone:
                 fleet.step(arrays, objects, self._all_step)
@@ -104,7 +104,7 @@ class Batches:
             finished: what they gave; nothing of it is left to the caller.
             starting: by copy, the seed of each episode that began with this step.
         """
-        fleet, copies = self._live.get(), self._copies
+        fleet, copies = self._live.fleet or self._live.get(), self._copies
         chosen = None if indices is self.everyone else np.asarray(indices, dtype=np.int64)
         if chosen is None:
             rewards, terminations = fleet.rewards.copy(), fleet.terminations.copy()
@@ -123,11 +123,8 @@ class Batches:
                     rewards[number], terminations[number] = fleet.rewards[index], fleet.terminations[index]
                     truncations[number] = fleet.truncations[index]
         self._log.add(rewards, chosen)
-        for index, seed in starting.items():
-            early = copies[index].early
-            if early is not None and early.info:
-                finished.infos[index] = early.info
-            copies.begin(index, seed)
+        if starting:
+            self._note_begun(starting, finished)
         done = terminations | truncations
         over: list[int] = []
         if b"\1" in done.tobytes():
@@ -147,6 +144,13 @@ class Batches:
         else:
             observations = fleet.observations.rows(indices)
         return observations, rewards, terminations, truncations, finished.infos
+
+    def _note_begun(self, starting: Mapping[int, int | None], finished: Finished) -> None:
+        for index, seed in starting.items():
+            early = self._copies[index].early
+            if early is not None and early.info:
+                finished.infos[index] = early.info
+            self._copies.begin(index, seed)
 
     def _settle(
         self, finished: Finished, starting: Mapping[int, int | None]

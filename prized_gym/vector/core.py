@@ -30,6 +30,8 @@ Received: TypeAlias = (
 )
 
 _CLOSE_TIMEOUT = 5.0
+_PLAIN_STEP = PendingStep({})
+"""One that no episode begins with."""
 
 
 class VectorCore:
@@ -164,7 +166,8 @@ class VectorCore:
         if over and self._disabled:
             self._refuse_over(self.everyone)
         try:
-            gate.pending = PendingStep(self._batches.begin(self.everyone, arrays, objects))
+            starting = self._batches.begin(self.everyone, arrays, objects)
+            gate.pending = PendingStep(starting) if starting else _PLAIN_STEP
         except BaseException as error:
             self._give_up(error)
             raise
@@ -177,7 +180,7 @@ class VectorCore:
             pending = gate.check_pending(PendingStep)
         try:
             if timeout is None and not live.inbox.copies:
-                finished = live.get().wait()
+                finished = (live.fleet or live.get()).wait()
             else:
                 live.wait_all(timeout, "step_wait")
                 finished = live.inbox.take(self.everyone)
