@@ -209,3 +209,16 @@ def test_a_branch_that_the_engine_cannot_make_costs_nothing() -> None:
         envs.branch(0, [1])
     assert envs.step([0, 0])[0].tolist() == [[1.0], [1.0]]
     envs.close()
+
+
+def test_closing_a_vector_env_leaves_another_ones_base_alone() -> None:
+    train = ForkedVectorEnv("CartPole-v1", 2)
+    evaluate = ForkedVectorEnv(train.base, 2)
+    train.reset(seed=0)
+    evaluate.reset(seed=0)
+    evaluate.close()
+    assert train.step([0, 1])[1].tolist() == [1, 1]
+    assert train.reset(seed=1)[0].shape == (2, 4)
+    base = train.base
+    train.close()
+    assert base.closed
