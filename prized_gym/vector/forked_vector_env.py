@@ -15,11 +15,12 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from prized_gym.arguments import Seed, at_least_one, one_of, seconds
-from prized_gym.base import SHARED, Base, count_copies, find_base
+from prized_gym.base import Base
 from prized_gym.html import table
 from prized_gym.infos import merge
 from prized_gym.interface.fleet import TimeLimits
 from prized_gym.recipe import EnvFactory
+from prized_gym.sharing import count_copies, find_base
 from prized_gym.vector.core import VectorCore
 from prized_gym.vector.history import Episode
 from prized_gym.vector.settings import Settings
@@ -143,7 +144,8 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         if num_envs is not None:
             num_envs = at_least_one("num_envs", num_envs)
         options.update(engine=engine, max_episode_steps=max_episode_steps, render_mode=render_mode)
-        self.base, self._owns_base = find_base(env, num_envs, progress, options)
+        self._lease = find_base(env, num_envs, progress, options)
+        self.base = self._lease.base
         self.closed = False
         try:
             self.num_envs = count_copies(self.base, num_envs)
@@ -385,11 +387,9 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             if hasattr(self, "core"):
                 self.core.close(timeout, terminate)
         finally:
-            base = getattr(self, "base", None)
-            if base is not None:
-                SHARED.release(base)
-                if self._owns_base:
-                    base.close()
+            lease = getattr(self, "_lease", None)
+            if lease is not None:
+                lease.release()
 
     def __del__(self) -> None:
         if not getattr(self, "closed", True) and not sys.is_finalizing():
