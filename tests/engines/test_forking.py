@@ -373,7 +373,7 @@ def test_workdir(
 def test_workdir_leaves_nothing_after_a_kill(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     scratch = tmp_path_factory.mktemp("scratch")
     script = (
-        f"import sys, os; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import sys, os; sys.path.insert(0, {str(Path(__file__).parents[1] / 'zoo')!r})\n"
         "import prized_gym\n"
         "from envs import Loaded\n"
         f"envs = prized_gym.ForkedVectorEnv(Loaded, num_envs=2, workdir={str(tmp_path)!r})\n"

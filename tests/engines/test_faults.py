@@ -440,7 +440,7 @@ envs.step(np.zeros(4, np.int64))
 @pytest.mark.parametrize("stage", ["build", "fork", "step"])
 def test_nothing_outlives_a_killed_trainer(stage: str, tmp_path: Path) -> None:
     mark = tmp_path / "reached"
-    script = SCRIPT.format(tests=str(Path(__file__).parent), stage=stage, mark=str(mark))
+    script = SCRIPT.format(tests=str(Path(__file__).parents[1] / "zoo"), stage=stage, mark=str(mark))
     trainer = subprocess.Popen([sys.executable, "-c", script])
     try:
         deadline = time.monotonic() + 40
@@ -836,7 +836,7 @@ print("back")
 
 def test_interrupts_at_any_moment() -> None:
     # A process of its own: an interrupt may come while the interpreter can only print it, in a destructor.
-    script = INTERRUPTS.format(tests=str(Path(__file__).parent))
+    script = INTERRUPTS.format(tests=str(Path(__file__).parents[1] / "zoo"))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "back\n"
