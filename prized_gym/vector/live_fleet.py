@@ -53,10 +53,15 @@ class LiveFleet:
             )
 
     def wait_for(self, indices: Collection[int]) -> Finished:
-        """Wait for the copies ``indices``; what others finish meanwhile goes to the inbox."""
+        """Wait for the copies ``indices``; what others finish meanwhile goes to the inbox.
+
+        Raises:
+            RuntimeError: one of them has begun nothing: it would be waited for for ever.
+        """
         fleet, inbox = self.get(), self.inbox
-        waiting = set(indices)
-        while not waiting <= inbox.copies:
+        while missing := set(indices) - inbox.copies:
+            if missing.isdisjoint(fleet.busy):
+                raise RuntimeError(f"copies {sorted(missing)} are waited for, but have begun nothing")
             inbox.add(fleet.wait(1))
         return inbox.take(indices)
 
