@@ -51,8 +51,9 @@ class Waker:
     def wait(self, fds: Sequence[int], timeout: float) -> None:
         """Wait at most ``timeout`` seconds for :meth:`wake`, or until one of ``fds`` is readable."""
         with selectors.DefaultSelector() as selector:
-            for each in (self._read, *fds):
-                selector.register(each, selectors.EVENT_READ)
+            selector.register(self._read, selectors.EVENT_READ)
+            for fd in fds:
+                selector.register(fd, selectors.EVENT_READ)
             selector.select(timeout)
         with contextlib.suppress(BlockingIOError):
             self._read.recv(4096)
