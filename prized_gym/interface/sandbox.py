@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from prized_gym.errors import SandboxError
+from prized_gym.interface.failure import Failure
 
 EXEC_TIMEOUT = 300.0
 HTTP_TIMEOUT = 300.0
@@ -158,6 +159,23 @@ class Copy(ABC):
     def alive(self) -> bool:
         """Whether the sandbox has not ended, as far as is known."""
         return self.death is None
+
+    @abstractmethod
+    def wait_dead(self, timeout: float) -> str | None:
+        """Wait for the news of the sandbox's end; why it ended, or None if it has not within ``timeout`` seconds."""
+
+    @abstractmethod
+    async def explain(self, index: int, error: BaseException) -> Failure:
+        """Find out what an error is a sign of that something asked of this copy has met.
+
+        Args:
+            index: how the copy is called in the failure.
+            error: what was raised.
+        """
+
+    @abstractmethod
+    async def server_log(self, timeout: float) -> str:
+        """Read the end of what the copy's server wrote; empty where that cannot be had within ``timeout`` seconds."""
 
     # Commands
 

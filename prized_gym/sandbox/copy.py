@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from prized_gym import background
 from prized_gym.errors import SandboxError, SandboxTimeoutError
+from prized_gym.interface.failure import Failure
 from prized_gym.interface.sandbox import (
     EXEC_TIMEOUT,
     FORK_TIMEOUT,
@@ -23,6 +24,7 @@ from prized_gym.protocols import Request
 from prized_gym.sandbox.account import Guarded
 from prized_gym.sandbox.channels.channel import Channel, ChannelError
 from prized_gym.sandbox.dialer import Dialer
+from prized_gym.sandbox.failures import explain, look
 from prized_gym.sandbox.pool import SandboxPool
 
 _T = TypeVar("_T")
@@ -54,6 +56,15 @@ class SandboxCopy(Copy):
     @property
     def death(self) -> str | None:
         return self.sandbox.death
+
+    def wait_dead(self, timeout: float) -> str | None:
+        return self.sandbox.wait_dead(timeout)
+
+    async def explain(self, index: int, error: BaseException) -> Failure:
+        return await explain(index, self.sandbox, error)
+
+    async def server_log(self, timeout: float) -> str:
+        return (await background.in_thread(lambda: look(self.sandbox, timeout=timeout), urgent=True)).log
 
     # Commands
 
