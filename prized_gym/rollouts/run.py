@@ -294,24 +294,16 @@ class Rollouts:
         thread.start()
 
     def _start_playing(self, report: Callable[[_Event], None], loop: UserLoop) -> None:
-        from prized_gym.rollouts.playing import PlayedRollouts
+        from prized_gym.rollouts.playing import EpisodeRunner
 
-        plan = self._plan
-        way = plan.way(loop)
+        runner = EpisodeRunner(
+            self._plan, self._plan.way(loop), self._queue, lambda work, rollout: report((work, rollout))
+        )
         ended = threading.Event()
 
         async def run() -> None:
             try:
-                await PlayedRollouts(
-                    plan.base.sandbox_handle(),
-                    plan.copies,
-                    way,
-                    self._queue,
-                    lambda work, rollout: report((work, rollout)),
-                    timeout=plan.timeout,
-                    prices=plan.prices,
-                    labels=plan.labels,
-                ).run()
+                await runner.run()
             except asyncio.CancelledError:
                 # The end that was asked for; whoever still iterates is told below.
                 pass
