@@ -128,6 +128,9 @@ class LocalFleet(Fleet):
         while True:
             if busy.tobytes() == none:
                 finished = signalling.finished() if 0 in begun else self._everyone
+                if not finished:
+                    # Whatever woke the caller is nothing to come back for.
+                    copies.poll(0)
                 break
             due = next_limit()
             if due is not None and time.monotonic() >= due:
