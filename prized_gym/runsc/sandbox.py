@@ -163,7 +163,8 @@ class Sandbox:
     def connect(cls, id: str, *, runsc: Runsc | None = None) -> Sandbox:
         """A kept sandbox by its id, from any process of this user. It can be forked, and nothing else.
 
-        Raises SandboxStateError if there is none.
+        Raises:
+            SandboxStateError: there is none, or it has expired.
         """
         directory, description = store.read_kept(id)
         found = runsc or Runsc.find()
@@ -457,6 +458,8 @@ class Sandbox:
 
     def _checkpoint(self, timeout: float) -> tuple[Path, bool]:
         """An image of its present state, and whether it is to be removed after use."""
+        if self._state == "kept":
+            store.read_kept(self.id)  # it may have expired, or been removed
         if self._image is not None:
             return self._image, False
         self._must_be("running")
@@ -493,31 +496,42 @@ class Sandbox:
             return image, False
         return image, True
 
-    def keep(self) -> str:
-        """Put its present state on disk under its id, and end it here.
+    def keep(self, seconds: float | None = store.KEPT_SECONDS) -> str:
+        """Put the sandbox's present state on disk under its id, and end it here.
 
-        `Sandbox.connect(id)` forks it later, from any process of this user, until `delete_kept(id)`.
+        :meth:`connect` finds it by its id, from any process of this user, until it expires or is removed by
+        :func:`~prized_gym.runsc.store.delete_kept`.
+
+        Args:
+            seconds: its lifetime on disk, after which it cannot be connected to and a sweep removes it; None for no end.
+
+        Returns:
+            Its id.
         """
+        if seconds is not None and not seconds > 0:
+            raise ValueError(f"the lifetime of a kept sandbox must be more than 0 seconds or None, not {seconds!r}")
         if self._state == "kept":
             return self.id
         with self._forking:
             image, _ = self._checkpoint(120)
             self._image = None
+            kept_at = time.time()
             description = {
                 "labels": self.labels,
                 "created_at": self.created_at,
-                "kept_at": time.time(),
+                "kept_at": kept_at,
                 "idle_after": self.idle_after,
                 "runsc": self._runtime.runsc.version,
                 "spec": asdict(self.spec),
             }
             try:
-                store.write_kept(self.id, image, self._root, description)
+                expires_at = None if seconds is None else kept_at + seconds
+                store.write_kept(self.id, image, self._root, description, expires_at)
             finally:
                 shutil.rmtree(image, ignore_errors=True)
             self._end("kept")
             self._state = "kept"
-            self._image = store.read_kept(self.id)[0] / "image"
+            self._image = store.kept_image(self.id)
         return self.id
 
     # -- the end

@@ -24,8 +24,10 @@ from prized_gym.runsc import (
     diagnose,
     list_kept,
     python_paths,
+    sweep,
 )
 from prized_gym.runsc.processes import tree
+from prized_gym.runsc.store import KEPT_SECONDS, new_id, write_kept
 
 
 def test_create_and_close(create: Callable[..., Sandbox], store: Path) -> None:
@@ -121,14 +123,65 @@ def test_kept_and_forked_by_another_process(create: Callable[..., Sandbox]) -> N
         Sandbox.connect("../../etc")
 
 
+def test_a_kept_sandbox_that_has_expired_is_refused_and_swept(create: Callable[..., Sandbox], store: Path) -> None:
+    sandbox, other = create(), create()
+    other.keep()
+    sandbox.keep(seconds=0.5)
+    try:
+        kept = {each.id: each for each in list_kept()}
+        assert kept.keys() == {sandbox.id, other.id}
+        assert kept[sandbox.id].expires_at == pytest.approx(kept[sandbox.id].kept_at + 0.5)
+        assert kept[other.id].expires_at == pytest.approx(kept[other.id].kept_at + KEPT_SECONDS)
+        image = sum(file.stat().st_blocks * 512 for file in (store / "kept" / other.id / "image").iterdir())
+        root = sum(file.lstat().st_blocks * 512 for file in (store / "kept" / other.id / "root").rglob("*"))
+        assert kept[other.id].size >= image + root > root > 0
+        assert eventually(lambda: time.time() > (kept[sandbox.id].expires_at or 0))
+        with pytest.raises(SandboxStateError, match="has expired: keep one again"):
+            Sandbox.connect(sandbox.id)
+        with pytest.raises(SandboxStateError, match="has expired"):
+            sandbox.fork()
+        assert sweep() == [sandbox.id] and not (store / "kept" / sandbox.id).exists()
+        with pytest.raises(SandboxStateError, match="no sandbox"):
+            sandbox.fork()
+        with Sandbox.connect(other.id) as again, again.fork()[0] as copy:
+            assert copy.exec("echo fine").stdout == b"fine\n"
+    finally:
+        delete_kept(other.id)
+        delete_kept(sandbox.id)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_lifetime_that_is_none(create: Callable[..., Sandbox], seconds: float) -> None:
+    with create() as sandbox:
+        with pytest.raises(ValueError, match="more than 0 seconds"):
+            sandbox.keep(seconds)
+        assert sandbox.state == "running"
+
+
+def test_kept_for_good_and_damaged_ones(store: Path, tmp_path: Path) -> None:
+    for name in ("image", "root"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "image" / "pages").write_bytes(b"1" * 100_000)
+    id = new_id()
+    write_kept(id, tmp_path / "image", tmp_path / "root", {"labels": {}, "created_at": 1.0, "kept_at": 2.0}, None)
+    assert sweep() == []
+    [kept] = list_kept()
+    assert (kept.id, kept.created_at, kept.kept_at, kept.expires_at) == (id, 1.0, 2.0, None) and kept.size >= 100_000
+    (store / "kept" / id / "description.json").write_text("{")
+    [kept] = list_kept()  # so that it can be removed
+    assert kept.id == id and kept.labels == {} and kept.expires_at is None and sweep() == []
+    with pytest.raises(SandboxStateError, match=f"damaged; `prized-gym rm {id}`"):
+        Sandbox.connect(id)
+    assert delete_kept(id) and not list_kept()
+
+
 def test_fork_of_a_paused_one_can_be_kept(create: Callable[..., Sandbox]) -> None:
     sandbox = create()
     sandbox.pause()
     [copy] = sandbox.fork()
     copy.close()
     sandbox.keep()
-    [copy] = Sandbox.connect(sandbox.id).fork()
-    with copy:
+    with Sandbox.connect(sandbox.id) as kept, kept.fork()[0] as copy:
         assert copy.exec("echo fine").stdout == b"fine\n"
     delete_kept(sandbox.id)
 

@@ -25,7 +25,7 @@ import prized_gym
 from prized_gym.protocols import EpisodeProtocol, GymProtocol
 from prized_gym.wire import encode
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "zoo"
 BAD = {
     "start": f"{sys.executable} {HERE / 'bad_server.py'} --port 8000",
     "ready": "http://127.0.0.1:8000/health",

@@ -66,7 +66,7 @@ print(np.stack(out).tobytes().hex())
 
 @pytest.mark.parametrize("fork_on", ["reset", "start", "episode"])
 def test_runs_repeat_unseeded_resets_included(fork_on: str) -> None:
-    script = SCRIPT.format(tests=str(Path(__file__).parent), fork_on=fork_on)
+    script = SCRIPT.format(tests=str(Path(__file__).parents[1] / "zoo"), fork_on=fork_on)
     runs = {
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
         for _ in range(2)

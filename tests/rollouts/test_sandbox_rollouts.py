@@ -25,8 +25,8 @@ import prized_gym
 from prized_gym import Prices, rollouts
 from prized_gym.protocols import EpisodeProtocol
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+HERE = Path(__file__).parents[1] / "zoo"
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(90)
 
 EPISODE = """

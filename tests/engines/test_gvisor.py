@@ -24,7 +24,7 @@ from test_parity import assert_same, compare
 import prized_gym
 from prized_gym.runsc import delete_kept, diagnose
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "zoo"
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -117,7 +117,7 @@ def test_a_module_and_its_neighbours_are_found(gvisor: str, monkeypatch: pytest.
         assert envs.reset(seed=0)[0][0] == 42
         if isinstance(env, str):
             listing = envs.base.exec(f"ls {HERE}; ls -a /root /home").stdout
-            assert "sandbox_envs.py" in listing and "test_gvisor.py" not in listing
+            assert "sandbox_envs.py" in listing and "bad_server.py" not in listing
         envs.close()
 
 

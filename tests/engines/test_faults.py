@@ -64,7 +64,7 @@ def test_a_copy_that_ends_is_named(faulty: prized_gym.Base, action: int, words: 
     try:
         envs.reset(seed=0)
         envs.step(actions(3))
-        pid = envs.call("get_wrapper_attr", "spec") and envs._live_fleet().where(1)
+        pid = envs.call("get_wrapper_attr", "spec") and envs.core.fleet.where(1)
         with pytest.raises(CopyDiedError) as caught:
             envs.step(actions(3, 1, action))
         text = str(caught.value)
@@ -86,7 +86,7 @@ def test_a_copy_killed_from_outside_while_idle() -> None:
         envs.reset(seed=0)
         for _ in range(10):
             envs.step(actions(3))
-        os.kill(int(envs._live_fleet().where(2).split()[1]), signal.SIGKILL)
+        os.kill(int(envs.core.fleet.where(2).split()[1]), signal.SIGKILL)
         with pytest.raises(CopyDiedError, match=r"copy 2 .*SIGKILL"):
             for _ in range(3):
                 envs.step(actions(3))
@@ -150,7 +150,7 @@ def test_a_stopped_copy_is_ended() -> None:
     envs = ForkedVectorEnv(Faulty, num_envs=2, step_timeout=0.5)
     try:
         envs.reset(seed=0)
-        os.kill(int(envs._live_fleet().where(0).split()[1]), signal.SIGSTOP)
+        os.kill(int(envs.core.fleet.where(0).split()[1]), signal.SIGSTOP)
         with pytest.raises(CopyTimeoutError, match=r"copy 0"):
             envs.step(actions(2))
         envs.reset()
@@ -440,7 +440,7 @@ envs.step(np.zeros(4, np.int64))
 @pytest.mark.parametrize("stage", ["build", "fork", "step"])
 def test_nothing_outlives_a_killed_trainer(stage: str, tmp_path: Path) -> None:
     mark = tmp_path / "reached"
-    script = SCRIPT.format(tests=str(Path(__file__).parent), stage=stage, mark=str(mark))
+    script = SCRIPT.format(tests=str(Path(__file__).parents[1] / "zoo"), stage=stage, mark=str(mark))
     trainer = subprocess.Popen([sys.executable, "-c", script])
     try:
         deadline = time.monotonic() + 40
@@ -732,7 +732,7 @@ def test_a_stopped_copy_and_a_long_message() -> None:
 
     envs = ForkedVectorEnv(Talks, num_envs=2, step_timeout=0.7)
     envs.reset(seed=0)
-    os.kill(int(envs._live_fleet().where(0).split()[1]), signal.SIGSTOP)
+    os.kill(int(envs.core.fleet.where(0).split()[1]), signal.SIGSTOP)
     with pytest.raises(CopyTimeoutError, match="copy 0"):
         envs.step(("x" * 4_000_000, "y"))
     envs.reset()
@@ -793,7 +793,7 @@ def test_branch_of_a_dead_copy_names_it() -> None:
     envs.reset(seed=0)
     for _ in range(8):
         envs.step([0, 0, 0])
-    os.kill(int(envs._live_fleet().where(0).split()[1]), signal.SIGKILL)
+    os.kill(int(envs.core.fleet.where(0).split()[1]), signal.SIGKILL)
     with pytest.raises(CopyDiedError, match="copy 0"):
         envs.branch(0, [1, 2])
     envs.reset()
@@ -836,7 +836,7 @@ print("back")
 
 def test_interrupts_at_any_moment() -> None:
     # A process of its own: an interrupt may come while the interpreter can only print it, in a destructor.
-    script = INTERRUPTS.format(tests=str(Path(__file__).parent))
+    script = INTERRUPTS.format(tests=str(Path(__file__).parents[1] / "zoo"))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "back\n"

@@ -26,8 +26,8 @@ from prized_gym.engines.gvisor import GvisorDriver
 from prized_gym.protocols import GymProtocol
 from prized_gym.sandbox.driver import Shape
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+HERE = Path(__file__).parents[1] / "zoo"
+ROOT = Path(__file__).parents[2]
 READY = "http://127.0.0.1:8000/health"
 pytestmark = pytest.mark.timeout(180)
 

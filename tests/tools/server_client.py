@@ -17,8 +17,8 @@ from pathlib import Path
 
 from prized_gym.protocols import GymProtocol, Protocol, Request, Response
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "tests" / "zoo"
 
 
 class Client:
