@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import pty
 import re
@@ -88,8 +89,8 @@ def test_a_wait_in_a_log_is_a_line_now_and_then(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"setting up the base: \d\d:\d\d", line) for line in lines)
     times = [int(line[-5:-3]) * 60 + int(line[-2:]) for line in lines]
     assert times[0] == 2 and len(times) == 6, lines
-    assert all(later - sooner >= 10 for sooner, later in zip(times, times[1:], strict=False)), lines
-    assert all(abs(later - 2 * sooner) <= 1 for sooner, later in zip(times[1:], times[2:], strict=False)), lines
+    assert all(later - sooner >= 10 for sooner, later in itertools.pairwise(times)), lines
+    assert all(abs(later - 2 * sooner) <= 1 for sooner, later in itertools.pairwise(times[1:])), lines
 
 
 def test_a_bar_in_a_log_is_a_line_now_and_then_and_one_at_the_end(tmp_path: Path) -> None:
