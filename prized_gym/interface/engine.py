@@ -12,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from prized_gym.batch import AnySpace
 from prized_gym.errors import EngineUnavailableError
 from prized_gym.interface.fleet import UNLIMITED, Fleet, TimeLimits
+from prized_gym.interface.sandbox import KeptBase, SandboxHandle
 from prized_gym.recipe import Recipe
 
 
@@ -55,6 +56,11 @@ class BaseHandle(ABC):
     def where(self) -> str:
         """The base's pid or sandbox id, for messages."""
 
+    @property
+    def copy_size(self) -> tuple[float, float] | None:
+        """The vCPUs and the GB of memory that each copy is given and charged for; None where it takes what it uses."""
+        return None
+
     @abstractmethod
     def revive(self) -> None:
         """Build the base anew from its recipe, its environment reset as before, if it has died. Thread-safe.
@@ -85,6 +91,18 @@ class BaseHandle(ABC):
             BaseDiedError: the base is gone.
             Exception: what ``env.reset`` raised.
         """
+
+    def sandbox(self) -> SandboxHandle:
+        """The base as the sandbox that it is.
+
+        Raises:
+            EngineUnavailableError: it is none.
+            BaseDiedError: it is closed.
+        """
+        raise EngineUnavailableError(
+            f"this base ({self.where}) is no sandbox: commands, files, fork() and keep() need engine='gvisor' or another "
+            "whose bases are sandboxes"
+        )
 
     @abstractmethod
     def close(self) -> None:
@@ -131,3 +149,36 @@ class Engine(ABC):
         raise EngineUnavailableError(
             f"a base of engine={cls.name!r} ends with its process: there is none to connect to"
         )
+
+    @classmethod
+    def kept(cls) -> list[KeptBase]:
+        """The bases of this engine that :meth:`prized_gym.Base.keep` left behind, oldest first; none where it keeps none.
+
+        Raises:
+            EngineUnavailableError: the engine cannot run here.
+        """
+        return []
+
+    @classmethod
+    def remove(cls, id: str) -> bool:
+        """Delete a kept base. Copies forked from it are not touched.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            EngineUnavailableError: the engine cannot run here.
+        """
+        return False
+
+    @classmethod
+    def sweep(cls) -> list[str]:
+        """Delete kept bases that have expired, and what programs left behind that are no more.
+
+        Returns:
+            The ids or names of what was deleted.
+
+        Raises:
+            EngineUnavailableError: the engine cannot run here.
+        """
+        return []

@@ -48,11 +48,13 @@ class Usage:
         cpu_seconds: CPU time, in seconds; nan where the engine cannot tell.
         memory_gb: memory held, in GB (1e9 bytes); nan where the engine cannot tell.
         cost_usd: what its provider bills for it so far, in US dollars; nan where nobody bills.
+        seconds: wall-clock seconds since it was made; nan while it does not exist, or where the engine cannot tell.
     """
 
     cpu_seconds: float = float("nan")
     memory_gb: float = float("nan")
     cost_usd: float = float("nan")
+    seconds: float = float("nan")
 
 
 @dataclass
