@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 from prized_gym import runsc
 from prized_gym.errors import EngineUnavailableError, SandboxDiedError, SandboxError, SandboxTimeoutError
 from prized_gym.interface.fleet import Usage
+from prized_gym.interface.sandbox import KeptBase
 from prized_gym.sandbox.base import SandboxEngine
 from prized_gym.sandbox.channels.http import Dialed
 from prized_gym.sandbox.driver import OUTPUT_KEPT, Driver, ExecResult, FileInfo, Sandbox, Shape
@@ -51,6 +53,24 @@ class GvisorEngine(SandboxEngine):
     @classmethod
     def is_id(cls, text: str) -> bool:
         return _ID.fullmatch(text) is not None
+
+    @classmethod
+    def kept(cls) -> list[KeptBase]:
+        with _translated():
+            return [
+                KeptBase(each.id, cls.name, each.labels, each.size, each.kept_at, each.expires_at)
+                for each in runsc.list_kept()
+            ]
+
+    @classmethod
+    def remove(cls, id: str) -> bool:
+        with _translated():
+            return cls.is_id(id) and runsc.delete_kept(id)
+
+    @classmethod
+    def sweep(cls) -> list[str]:
+        with _translated():
+            return runsc.sweep()
 
 
 class GvisorDriver(Driver):
@@ -287,9 +307,8 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except runsc.RunscUnavailable as error:
-        raise EngineUnavailableError(
-            f"engine='gvisor' cannot run here: {error}\nengine='local' forks processes instead of sandboxes."
-        ) from error
+        instead = "\nengine='local' forks processes instead of sandboxes." if sys.platform.startswith("linux") else ""
+        raise EngineUnavailableError(f"engine='gvisor' cannot run here: {error}{instead}") from error
     except runsc.SandboxDied as error:
         raise SandboxDiedError(str(error)) from error
     except runsc.SandboxTimeout as error:

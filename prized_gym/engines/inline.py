@@ -109,7 +109,7 @@ class InlineFleet(Fleet):
 
     def branch(self, source: int, targets: Sequence[int]) -> None:
         raise EngineUnavailableError(
-            "branch() makes live forks of a copy, which engine='inline' cannot: use engine='local'"
+            "branch() makes live forks of a copy, which engine='inline' cannot: use engine='local', on Linux"
         )
 
     def step(self, arrays: Sequence[Array], objects: Sequence[Sequence[Any]], batch: bytes) -> None:

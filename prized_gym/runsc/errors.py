@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from prized_gym.errors import PrizedGymError
 
+OTHER_SYSTEMS = "engine='inline' runs anywhere: the copies live in this process, each built anew."
+"""What can be used where there is no Linux."""
+
 
 class RunscError(PrizedGymError):
     """Something about a sandbox failed; the base class of the errors here."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import network
-from .errors import RunscError, RunscUnavailable
+from .errors import OTHER_SYSTEMS, RunscError, RunscUnavailable
 
 HOW = (
     "On Debian, `python scripts/get_runsc.py DIR` of the prized_gym repository brings one that works; set RUNSC to the "
@@ -54,9 +54,7 @@ class Runsc:
     def locate(path: str | os.PathLike[str] | None = None) -> str:
         """Where `find` looks: the absolute path of a runsc, not tried yet. Raises RunscUnavailable."""
         if not sys.platform.startswith("linux"):
-            raise RunscUnavailable(
-                f"gVisor runs on Linux only, not on {platform.system()}", "Use the local or the prized engine."
-            )
+            raise RunscUnavailable(f"gVisor runs on Linux only, not on {platform.system()}", OTHER_SYSTEMS)
         asked = os.fspath(path) if path is not None else os.environ.get("RUNSC") or None
         found = shutil.which(asked or "runsc")
         if found is None:
