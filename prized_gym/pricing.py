@@ -65,7 +65,5 @@ def known_total(costs: Iterable[float]) -> float:
     return math.fsum(known) if known else math.nan
 
 
-FREE = Prices()
-
 PRIZED_2_VCPU_4_GB = Prices(sandbox_hour=0.131)
 """Prized's price of a running sandbox of 2 vCPU and 4 GB (its guide to evals and RL harnesses, November 2026)."""

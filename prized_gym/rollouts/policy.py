@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -83,6 +84,27 @@ class UserLoop:
         """Call ``function`` in the loop, and wait there for what it returns if that is awaitable."""
         loop = self._theirs or self._started()
         return self._context.copy().run(asyncio.run_coroutine_threadsafe, _call(function), loop)
+
+    def submit_in(self, threads: background.Threads, function: Callable[[], Any]) -> Future[Answer]:
+        """Call a plain function in one of ``threads``; what it returns is waited for in the loop if it is awaitable."""
+        outer: Future[Answer] = Future()
+        inner: list[Future[Answer]] = [threads.submit(partial(self._context.copy().run, call, function))]
+
+        def called(future: Future[Answer]) -> None:
+            answer = Answer(error=CancelledError()) if future.cancelled() else future.result()
+            if inspect.isawaitable(answer.value):
+                value = answer.value
+                inner.append(self.submit(lambda: value))
+                inner[-1].add_done_callback(called)
+                if outer.cancelled():
+                    inner[-1].cancel()
+            elif not outer.cancelled():
+                with contextlib.suppress(InvalidStateError):
+                    outer.set_result(answer)
+
+        inner[0].add_done_callback(called)
+        outer.add_done_callback(lambda future: inner[-1].cancel() if future.cancelled() else None)
+        return outer
 
     async def ask(self, what: str, threads: background.Threads, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a call returns: a coroutine function's in the loop, a plain one's in a thread. For the background loop.

@@ -11,20 +11,19 @@ from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from prized_gym import background
 from prized_gym.arguments import at_least_one, one_of
 from prized_gym.arguments import seconds as check_seconds
 from prized_gym.base import Base, find_base
-from prized_gym.errors import EngineUnavailableError
-from prized_gym.pricing import FREE, Prices
+from prized_gym.pricing import Prices
 from prized_gym.progress import Bar, bar
-from prized_gym.rollouts.policy import Policy, UserLoop, takes
+from prized_gym.rollouts.plan import RolloutPlan
+from prized_gym.rollouts.policy import UserLoop, takes
 from prized_gym.rollouts.queue import RolloutQueue, Work
 from prized_gym.rollouts.record import Rollout, Summary, Totals
-from prized_gym.rollouts.stepping import SteppedRollouts
 
 if TYPE_CHECKING:
     from prized_gym.protocols import EpisodeProtocol
-    from prized_gym.rollouts.ways import Way
 
 DEFAULT_TIMEOUT = 600.0
 _CLOSE_TIMEOUT = 30.0
@@ -139,7 +138,7 @@ def rollouts(
             raise ValueError(
                 f"the base was set up for {found.num_envs} copies of their own kinds: rollouts need one kind"
             )
-        plan = _Plan(
+        plan = RolloutPlan(
             found,
             given[0],
             ways[given[0]],
@@ -148,7 +147,7 @@ def rollouts(
             reward=reward,
             timeout=timeout,
             reset_in=reset_in,
-            prices=FREE if prices is None else prices,
+            prices=prices,
             labels=labels,
             with_tasks=tasks is not None,
         )
@@ -177,64 +176,10 @@ def _find(base: Any, progress: bool, options: Mapping[str, Any]) -> tuple[Base, 
     return Base(base, progress=progress, **options), True
 
 
-class _Plan:
-    """What is to be done, and with what."""
-
-    def __init__(
-        self,
-        base: Base,
-        name: str,
-        what: Any,
-        *,
-        copies: int,
-        batched: bool,
-        reward: str | Callable[[Any], float] | None,
-        timeout: float | None,
-        reset_in: str,
-        prices: Prices,
-        labels: Mapping[str, str] | None,
-        with_tasks: bool,
-    ) -> None:
-        self.with_tasks = with_tasks
-        self.base, self.name, self.what, self.copies, self.batched = base, name, what, copies, batched
-        self.reward, self.timeout, self.reset_in, self.prices, self.labels = reward, timeout, reset_in, prices, labels
-
-    def check(self) -> None:
-        """Raise for what can be told before anything is forked."""
-        if self.name == "policy":
-            self.policy()
-            return
-        if not self.base.is_sandbox:
-            raise EngineUnavailableError(
-                f"{self.name}= plays in a sandbox, and a base of engine={self.base.engine!r} is none: use policy=, or "
-                "engine='gvisor' or another whose bases are sandboxes"
-            )
-        loop = UserLoop()
-        self.way(loop).close()
-
-    def policy(self) -> Policy:
-        return Policy(self.what, self.batched, self.base.observation_space, self.base.action_space)
-
-    def way(self, loop: UserLoop) -> Way:
-        """How an episode is played in a sandbox."""
-        from prized_gym.rollouts import acting, ways
-
-        handle = self.base.sandbox_handle()
-        if self.name == "policy":
-            if self.reset_in == "base":
-                self.base.reset_environment()
-            return acting.PolicyWay(handle, self.policy(), loop, self.reset_in == "base")
-        if self.name == "request":
-            return ways.RequestWay(handle, self.what, self.reward)
-        if self.name == "command":
-            return ways.CommandWay(self.what, self.reward)
-        return ways.EpisodeWay(self.what, self.reward, loop, self.with_tasks)
-
-
 class Rollouts:
     """Rollouts under way, as :func:`rollouts` returns them: iterate over them once."""
 
-    def __init__(self, plan: _Plan, queue: RolloutQueue, owned: bool, progress: bool) -> None:
+    def __init__(self, plan: RolloutPlan, queue: RolloutQueue, owned: bool, progress: bool) -> None:
         self._plan = plan
         self._queue = queue
         self._owned = owned
@@ -305,9 +250,9 @@ class Rollouts:
     def _in_this_thread(self) -> Iterator[tuple[Work, Rollout]]:
         loop = UserLoop()
         try:
-            stepped = self._stepped(loop)
-            self._end = stepped.end
-            yield from stepped.run()
+            runner = self._plan.runner(self._queue, loop, None)
+            self._end = runner.end
+            yield from runner.run()
         finally:
             self._end = None
             loop.close()
@@ -327,32 +272,20 @@ class Rollouts:
 
     # Running
 
-    def _stepped(self, loop: UserLoop) -> SteppedRollouts:
-        plan = self._plan
-        return SteppedRollouts(
-            plan.base,
-            plan.copies,
-            plan.policy(),
-            self._queue,
-            timeout=plan.timeout,
-            reset_in=plan.reset_in,
-            prices=plan.prices,
-            loop=loop,
-        )
-
     def _start(self, report: Callable[[_Event], None], loop: UserLoop) -> None:
         """Run in the background; ``self._end`` then ends it and waits until nothing of it is left."""
-        if self._steps_here:
+        if self._plan.name == "policy":
             self._start_stepping(report, loop)
         else:
             self._start_playing(report, loop)
 
     def _start_stepping(self, report: Callable[[_Event], None], loop: UserLoop) -> None:
-        stepped = self._stepped(loop)
+        # A policy that never answers keeps its own thread, not the run.
+        runner = self._plan.runner(self._queue, loop, background.Threads(1))
 
         def work() -> None:
             try:
-                for event in stepped.run():
+                for event in runner.run():
                     report(event)
                 report(None)
             except BaseException as error:
@@ -361,14 +294,13 @@ class Rollouts:
         thread = threading.Thread(target=work, name="prized_gym-stepping", daemon=True)
 
         def end() -> None:
-            stepped.stop()
+            runner.stop()
             thread.join(_CLOSE_TIMEOUT)
 
         self._end = end
         thread.start()
 
     def _start_playing(self, report: Callable[[_Event], None], loop: UserLoop) -> None:
-        from prized_gym import background
         from prized_gym.rollouts.playing import PlayedRollouts
 
         plan = self._plan

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_tools import ROOT, eventually, processes_of, sentry_of, start_python
 
 from prized_gym.runsc import Runsc, Sandbox, cgroups, sweep
 from prized_gym.runsc.processes import tree
+from tools.processes import eventually, processes_of, sentry_of
+from tools.sandboxes import ROOT, start_python
 
 PRELUDE = (
     "import os, sys, threading, time, signal\nfrom prized_gym.runsc import *\nfrom prized_gym.runsc import runtime\n"
@@ -229,7 +230,7 @@ def test_fifty_rounds_leave_nothing(create: Callable[..., Sandbox]) -> None:
 def test_a_copy_dies_alone(create: Callable[..., Sandbox]) -> None:
     base = create()
     copies = base.fork(3)
-    os.kill(sentry_of(copies[1]), signal.SIGKILL)
+    os.kill(sentry_of(copies[1].id), signal.SIGKILL)
     assert copies[1].wait_dead(5)
     assert [copy.state for copy in copies] == ["running", "dead", "running"]
     assert all(sandbox.exec("echo fine").stdout == b"fine\n" for sandbox in (base, copies[0], copies[2]))

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_tools import COUNTER, eventually, get, http
 
 from prized_gym.runsc import Sandbox, SandboxDied, SandboxTimeout, agent
 from prized_gym.runsc.connection import FrameReader, Hub, Link
+from tools.processes import eventually
+from tools.sandboxes import COUNTER, get, http
 
 ECHO = """
 import socket, threading

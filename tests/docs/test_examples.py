@@ -14,13 +14,10 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "integrations"))
-
-from libraries import need_here
-
 from prized_gym.runsc import Runsc, RunscUnavailable
+from tools.libraries import need_here
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(name: str, *arguments: str, timeout: float = 220) -> str:

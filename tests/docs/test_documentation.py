@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(180)
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
