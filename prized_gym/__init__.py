@@ -28,11 +28,10 @@ from prized_gym.rollouts import Rollout, Rollouts, Summary, rollouts
 from prized_gym.vector.forked_env import ForkedEnv
 from prized_gym.vector.forked_vector_env import ForkedVectorEnv
 from prized_gym.vector.history import Episode
+from prized_gym.version import __version__
 
 if _TYPE_CHECKING:
     from prized_gym.sandbox.copy import Copy
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Base",

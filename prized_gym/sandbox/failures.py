@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prized_gym import background
 from prized_gym.errors import SandboxDiedError, SandboxError
 from prized_gym.interface.failure import Failure, FailureKind
-from prized_gym.protocols import ProtocolError, RemoteError
+from prized_gym.protocols import ProtocolError, RemoteError, UnsupportedError
 from prized_gym.sandbox.channels.channel import ChannelError
 from prized_gym.sandbox.driver import Sandbox
 from prized_gym.wire.errors import WireError
@@ -110,6 +110,8 @@ async def explain(index: int, sandbox: Sandbox, error: BaseException) -> Failure
         if lost:
             return Failure(index, where, "unreachable", f"cannot be reached: {error}", stderr=inside.log)
         return Failure(index, where, kind, f"gave an answer that is not allowed: {error}", stderr=inside.log)
+    if isinstance(error, UnsupportedError):
+        return Failure(index, where, kind, f"was not asked: {error}", exception=error)
     if isinstance(error, (ProtocolError, WireError)):
         inside = await background.in_thread(lambda: look(sandbox), urgent=True)
         return Failure(index, where, kind, f"gave an answer that is not allowed: {error}", stderr=inside.log)

@@ -111,7 +111,7 @@ class SandboxFleet(Fleet):
         """The first command of a copy, whose server may need a moment to be reached."""
         client, ends = member.client, time.monotonic() + _ANSWERING
         # Not the user's own ready URL: that may play an episode.
-        if not await client.wait_ready(client.protocol.ready(), ends, Watch(member.sandbox)):
+        if not await client.wait_ready(None, ends, Watch(member.sandbox)):
             raise ChannelError("refused", "its server does not answer")
         return await self._command(index, member, command)
 
@@ -176,7 +176,7 @@ class SandboxFleet(Fleet):
 
     async def _command(self, index: int, member: Member, command: Command) -> Any:
         limit = self._reset_limit if isinstance(command, Reset) else None
-        value = await member.client.command(index, command, limit)
+        value = await member.client.command(command, limit)
         return Began(*value) if isinstance(command, Reset) else Result(value)
 
     def _begin(self, jobs: list[Job]) -> None:

@@ -11,7 +11,7 @@ nothing listens but one TCP socket, so the server goes on correctly in a forked 
 | GET /spaces | | observation_space, action_space, metadata, render_mode, spec, seconds |
 | POST /start | fresh | nothing |
 | POST /reset_base | seed | nothing |
-| POST /reset | seed, options, fresh, reseed, base | obs, info |
+| POST /reset | seed, options, fresh, base | obs, info |
 | POST /step | action or actions, then_reset | steps: each obs, reward, terminated, truncated, info; reset |
 | POST /call | name, args, kwargs | result, or space |
 | POST /set_attr | values | nothing |
@@ -20,11 +20,11 @@ nothing listens but one TCP socket, so the server goes on correctly in a forked 
 | POST /close | | nothing; the server ends |
 
 Bodies are msgpack as `prized_gym.wire.codec` writes it, of content type `application/msgpack`; a field is optional
-unless the request makes no sense without it. `fresh` is what a new fork is given before anything else:
-`{seed, copy, attributes}` reseeds every generator, calls the recipe's `on_fork(env, copy, seed)` and sets the
-attributes. `/reset_base` resets once in the base, and `base` gives what that gave. Several `actions` are taken one
-after another until the episode ends. With `then_reset`, true or `{seed, options}`, a step that ends the episode also
-resets.
+unless the request makes no sense without it. `seed` is what `env.reset` is given, and for `/reseed` what every generator
+is seeded with. `fresh` is what a new fork is given before anything else: `{seed, copy, attributes}` reseeds every
+generator, calls the recipe's `on_fork(env, copy, seed)` and sets the attributes. `/reset_base` resets once in the base,
+and `base` gives what that gave. Several `actions` are taken one after another until the episode ends. With `then_reset`,
+true, a step that ends the episode also resets, without seed or options.
 
 An error is `{error: {type, message, args, traceback, exited}}`: 400 a request that makes no sense, 404 and 405 a wrong
 path or method, 415 another content type, 500 what the environment raised. What the sockets refuse is told as JSON,

@@ -17,7 +17,8 @@ from typing import Any
 from prized_gym.recipe import Recipe, build, resolve
 from prized_gym.server.host import Host, error_answer
 from prized_gym.server.http import Answer, Listener, plain_error
-from prized_gym.server.payload import library_version, read_payload
+from prized_gym.server.payload import read_payload
+from prized_gym.version import __version__
 from prized_gym.wire.codec import Limits
 
 
@@ -44,7 +45,7 @@ class Status:
             since = self.busy_since
             health = {
                 "ready": self.ready,
-                "version": library_version(),
+                "version": __version__,
                 "env": self.env,
                 "pid": os.getpid(),
                 "busy_seconds": 0.0 if since is None else round(time.monotonic() - since, 3),
@@ -167,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         traceback.print_exc()
         if args.failure:
-            Path(args.failure).write_bytes(error_answer(500, error).body)
+            Path(args.failure).write_bytes(bytes(error_answer(500, error).body))
         return 1
     return 0
 

@@ -12,7 +12,7 @@ import gymnasium as gym
 from prized_gym.calls import perform
 from prized_gym.recipe import Built, Recipe
 from prized_gym.server.http import Answer
-from prized_gym.wire.codec import Encoded, Limits, decode, encode, encode_info
+from prized_gym.wire.codec import Encoded, Limits, decode, encode_info, encode_parts
 from prized_gym.wire.errors import WireError
 from prized_gym.wire.spaces import space_to_data
 
@@ -61,7 +61,7 @@ class Host:
             if path == "/spaces":
                 if method != "GET":
                     return error_answer(405, BadRequest("GET /spaces"))
-                return Answer(200, encode(self.describe(), limits=self.limits, what="answer"))
+                return Answer(200, encode_parts(self.describe(), limits=self.limits, what="answer"))
             if path not in self.posts:
                 paths = ", ".join(["/health", "/stack", "/spaces", *self.posts])
                 return error_answer(404, BadRequest(f"there is no {path[:100]!r} here, but {paths}"))
@@ -76,7 +76,7 @@ class Host:
                 raise BadRequest(f"the body cannot be read: {error}") from error
             if not isinstance(fields, dict):
                 raise BadRequest(f"the body is {type(fields).__name__}, not a map")
-            return Answer(200, encode(self.posts[path](fields), limits=self.limits, what="answer"))
+            return Answer(200, encode_parts(self.posts[path](fields), limits=self.limits, what="answer"))
         except BadRequest as error:
             return error_answer(400, error)
         except (Exception, SystemExit) as error:
@@ -108,19 +108,16 @@ class Host:
             raise BadRequest("a base is never stepped, and this environment has been")
         if not self.initial:
             # Encoded at once, which is what each copy then sends.
-            self.initial = [self.observed(*env.reset(seed=seed)) for env in self.built.envs]
+            self.initial = [_owned(self.observed(*env.reset(seed=seed))) for env in self.built.envs]
         return {}
 
     def reset(self, fields: dict[str, Any]) -> dict[str, Any]:
         seed = _take(fields, "seed", int)
         options = _take(fields, "options", dict)
         fresh = _take(fields, "fresh", dict)
-        reseed_with = _take(fields, "reseed", int)
         from_base = _take(fields, "base", bool)
         if fresh is not None:
             self.begin(fresh)
-        elif reseed_with is not None:
-            self.reseed({"seed": reseed_with})
         if not from_base:
             return self.began(seed, options)
         if not self.initial:
@@ -133,28 +130,26 @@ class Host:
         if ("action" in fields) == ("actions" in fields):
             raise BadRequest("a step takes either 'action' or 'actions'")
         actions = _take(fields, "actions", list, required=True) if "actions" in fields else [fields["action"]]
-        then_reset = fields.get("then_reset")
-        if not (then_reset is None or isinstance(then_reset, (bool, dict))):
-            raise BadRequest("then_reset is true or a map with seed and options")
+        then_reset = _take(fields, "then_reset", bool)
         if not actions:
             raise BadRequest("there are no actions")
         self.moved = True
-        steps: list[Encoded] = []
+        steps: list[dict[str, Any]] = []
         over = False
         for action in actions:
+            # The next step or the reset may overwrite a buffer that the environment reuses.
+            steps[-1:] = [_owned(step) for step in steps[-1:]]
             observation, reward, terminated, truncated, info = self.env.step(action)
             over = bool(terminated) or bool(truncated)
-            # Encoded at once: the next step or the reset may overwrite a buffer that the environment reuses.
             step = self.observed(observation, info)
             step |= {"reward": float(reward), "terminated": bool(terminated), "truncated": bool(truncated)}
-            steps.append(encode(step, limits=self.limits, what="step"))
+            steps.append(step)
             if over:
                 break
-        first = None
-        if over and then_reset is not None and then_reset is not False:
-            how = then_reset if isinstance(then_reset, dict) else {}
-            first = self.began(_take(how, "seed", int), _take(how, "options", dict))
-        return {"steps": steps, "reset": first}
+        if not (over and then_reset):
+            return {"steps": steps, "reset": None}
+        steps[-1] = _owned(steps[-1])
+        return {"steps": steps, "reset": self.began(None, None)}
 
     def call(self, fields: dict[str, Any]) -> dict[str, Any]:
         name = _take(fields, "name", str, required=True)
@@ -165,7 +160,7 @@ class Host:
         result = perform(self.env, name, args or (), kwargs)
         if isinstance(result, gym.Space):
             return {"space": space_to_data(result, name)}
-        return {"result": encode(result, limits=self.info_limits, what=f"the result of {name!r}")}
+        return {"result": encode_parts(result, limits=self.info_limits, what=f"the result of {name!r}")}
 
     def set_attr(self, fields: dict[str, Any]) -> dict[str, Any]:
         for name, value in _take(fields, "values", dict, required=True).items():
@@ -179,7 +174,7 @@ class Host:
         return {}
 
     def render(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return {"frame": encode(self.env.render(), limits=self.info_limits, what="the rendered frame")}
+        return {"frame": encode_parts(self.env.render(), limits=self.info_limits, what="the rendered frame")}
 
     def close(self, fields: dict[str, Any]) -> dict[str, Any]:
         if not self.closed:
@@ -209,12 +204,17 @@ class Host:
 
     def observed(self, observation: Any, info: Any) -> dict[str, Any]:
         return {
-            "obs": encode(observation, limits=self.info_limits, what="observation"),
+            "obs": encode_parts(observation, limits=self.info_limits, what="observation"),
             "info": self.info(info, "info"),
         }
 
     def info(self, info: Any, what: str) -> Encoded:
-        return encode_info(info, limits=self.info_limits, what=what)
+        return encode_parts(info, limits=self.info_limits, what=what, lossy=True)
+
+
+def _owned(observed: dict[str, Any]) -> dict[str, Any]:
+    """What was observed, whatever the environment does with its arrays from here on."""
+    return {name: value.owned() if isinstance(value, Encoded) else value for name, value in observed.items()}
 
 
 def _take(fields: dict[str, Any], name: str, kind: type[Any], *, required: bool = False) -> Any:

@@ -14,20 +14,16 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["PayloadError", "library_version", "read_payload", "write_payload"]
+from prized_gym.errors import PrizedGymError
+from prized_gym.version import __version__
+
+__all__ = ["PayloadError", "read_payload", "write_payload"]
 
 _MAGIC = b"prized_gym payload 1\n"
 
 
-class PayloadError(RuntimeError):
+class PayloadError(PrizedGymError, RuntimeError):
     """A payload is not one, is cut short, or was written by another version of Python."""
-
-
-def library_version() -> str:
-    """The version of this library, as its package names it."""
-    import prized_gym
-
-    return str(getattr(prized_gym, "__version__", "unknown"))
 
 
 def _python_version() -> str:
@@ -50,7 +46,7 @@ def write_payload(path: str | Path | None, recipe: Any) -> bytes:
     """
     dumps = getattr(recipe, "dumps", None)
     pickled: bytes = dumps() if callable(dumps) else cloudpickle.dumps(recipe)
-    head = {"python": _python_version(), "library": library_version(), "size": len(pickled)}
+    head = {"python": _python_version(), "library": __version__, "size": len(pickled)}
     payload = _MAGIC + json.dumps(head).encode() + b"\n" + pickled
     if path is not None:
         Path(path).write_bytes(payload)
@@ -77,7 +73,7 @@ def read_payload(source: str | Path | bytes) -> Any:
     if python != _python_version():
         raise PayloadError(
             f"the payload was written by Python {python} (prized_gym {library}), this is {_python_version()} "
-            f"(prized_gym {library_version()}): functions cannot be sent between minor versions. Use {python} in the "
+            f"(prized_gym {__version__}): functions cannot be sent between minor versions. Use {python} in the "
             "sandbox, or name the environment by an id or as module:function"
         )
     if len(pickled) != size:

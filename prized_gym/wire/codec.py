@@ -26,7 +26,7 @@ import numpy as np
 from prized_gym.wire.arrays import array_parts, read_array, read_scalar
 from prized_gym.wire.errors import WireError
 
-__all__ = ["DEFAULT_LIMITS", "Encoded", "Limits", "decode", "encodable", "encode", "encode_info"]
+__all__ = ["DEFAULT_LIMITS", "Encoded", "Limits", "decode", "encodable", "encode", "encode_info", "encode_parts"]
 
 ARRAY, SCALAR, BIG_INT, TUPLE, COMPLEX = 1, 2, 3, 4, 5
 
@@ -48,11 +48,33 @@ class Limits(NamedTuple):
 DEFAULT_LIMITS = Limits()
 
 
-class Encoded(bytes):
-    """A value that `encode` has already turned into bytes; within another value it is sent as that value."""
+class Encoded:
+    """A value as the pieces of its message. Within another value it is sent as that value, its pieces as they are.
+
+    Attributes:
+        parts: one after another, they are the message. Large arrays are views of their own memory, unless `owned`.
+        size: bytes in all.
+    """
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self, parts: list[bytes | memoryview], size: int) -> None:
+        self.parts, self.size = parts, size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
+
+    def owned(self) -> Encoded:
+        """The same, whatever happens to the arrays that it was made of."""
+        return Encoded([bytes(part) for part in self.parts], self.size)
 
 
-def encode(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value") -> Encoded:
+def encode_parts(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value", lossy: bool = False) -> Encoded:
+    """`value` as one message that is not put together: as `encode`, or with `lossy` as `encode_info`."""
+    return _Writer(limits, lossy=lossy).message(value, what)
+
+
+def encode(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value") -> bytes:
     """`value` as one message.
 
     Named tuples become tuples; a subclass of dict, list, str, int or float its base class; bytearray becomes bytes.
@@ -66,10 +88,10 @@ def encode(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value") 
         WireError: If something in it cannot be sent (a set, an enum, an object array, …) or a limit is exceeded; the
             message names the path to it.
     """
-    return _Writer(limits, lossy=False).message(value, what)
+    return bytes(_Writer(limits, lossy=False).message(value, what))
 
 
-def encode_info(info: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "info") -> Encoded:
+def encode_info(info: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "info") -> bytes:
     """As `encode`, but what cannot be sent becomes a string that says so: `"<not sent: set {1, 2}>"`.
 
     A step must not fail because of what an environment leaves in its info. Keys that cannot be sent become their repr.
@@ -77,7 +99,7 @@ def encode_info(info: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "info
     Raises:
         WireError: If the whole is beyond `limits`.
     """
-    return _Writer(limits, lossy=True).message(info, what)
+    return bytes(_Writer(limits, lossy=True).message(info, what))
 
 
 def encodable(info: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
@@ -135,7 +157,7 @@ class _Writer:
             raise WireError(f"{what}{''.join(reversed(refused.path))}: {refused}") from refused.__cause__
         self.flush()
         self.room(0, what)
-        return Encoded(b"".join(self.parts))
+        return Encoded(self.parts, self.part_bytes)
 
     def flush(self) -> None:
         self.add(self.packer.bytes())
@@ -227,7 +249,8 @@ class _Writer:
     def other(self, value: Any, depth: int) -> None:
         if isinstance(value, Encoded):
             self.flush()
-            self.add(value)
+            self.parts += value.parts
+            self.part_bytes += value.size
         elif isinstance(value, (np.ndarray, np.generic)):
             self.array(value)
         elif isinstance(value, enum.Enum):

@@ -1,17 +1,19 @@
-"""The errors of the wire layer. Nothing here imports another module of the library."""
+"""The errors of the wire layer."""
 
 from __future__ import annotations
 
 import builtins
 
+from prized_gym.errors import PrizedGymError
+
 __all__ = ["ProtocolError", "RemoteError", "WireError"]
 
 
-class WireError(ValueError):
+class WireError(PrizedGymError, ValueError):
     """A value cannot be sent, or what was received is malformed, too large or not what was announced."""
 
 
-class ProtocolError(RuntimeError):
+class ProtocolError(PrizedGymError, RuntimeError):
     """A server answered something its protocol does not allow.
 
     Attributes:
