@@ -1,4 +1,4 @@
-"""Process trees by /proc: who descends from whom, stopping all of them, and what they use."""
+"""Process trees by ``/proc``: who descends from whom, stopping all of them, and what they use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def children(pid: int) -> list[int]:
-    """The direct children of a process, whichever of its threads made them."""
+    """List the direct children of a process, whichever of its threads made them."""
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -22,7 +22,7 @@ def children(pid: int) -> list[int]:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all that descend from it, parents before children."""
+    """List a process and all that descend from it, parents before children."""
     found = [pid]
     for parent in found:
         found += children(parent)
@@ -37,7 +37,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def stop(pid: int) -> list[int]:
-    """Stop a whole tree, the root first, and return it in that order.
+    """Stop a whole process tree, the root first, and return it in that order.
 
     The sentry alone is not enough: its children run guest code by themselves.
     """
@@ -52,13 +52,20 @@ def stop(pid: int) -> list[int]:
 
 
 def resume(stopped: list[int]) -> None:
-    """Continue what `stop` stopped, the root last."""
+    """Continue the processes that :func:`stop` stopped, the root last."""
     for process in reversed(stopped):
         _signal(process, signal.SIGCONT)
 
 
 def used(sentry: int) -> tuple[float, float]:
-    """CPU time in seconds, of children that have ended too, and memory in bytes of a sandbox: a sentry's tree."""
+    """Measure what a sandbox uses.
+
+    Args:
+        sentry: the pid of its sentry, whose tree is the sandbox.
+
+    Returns:
+        CPU time in seconds, that of children which have ended included, and memory in bytes.
+    """
     ticks = size = 0
     for process in tree(sentry):
         try:
@@ -80,7 +87,7 @@ def used(sentry: int) -> tuple[float, float]:
 
 
 def mentioning(words: set[str]) -> list[int]:
-    """Processes that have one of `words` as an argument of theirs."""
+    """List the processes that have one of ``words`` among their arguments."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -1,6 +1,6 @@
 """NumPy arrays and scalars as bytes: a short header, then the buffer as it lies in memory.
 
-The header is `len(dtype) dtype ndim dim…`: one byte, ASCII, one byte, eight little-endian bytes per dimension. A buffer
+The header is ``len(dtype) dtype ndim dim…``: one byte, ASCII, one byte, eight little-endian bytes per dimension. A buffer
 is accepted only if its length is exactly what the header announces, so nothing is allocated on the word of a header.
 """
 
@@ -30,7 +30,7 @@ _SAFE_KINDS = frozenset("biufcSUmM")
 
 @functools.lru_cache(maxsize=256)
 def safe_dtype(name: str) -> np.dtype[Any]:
-    """The dtype that `name` (as in `dtype.str`) describes, if it is one whose buffer holds plain values.
+    """Read the dtype that ``name`` (as in ``dtype.str``) describes, if it is one whose buffer holds plain values.
 
     Raises:
         WireError: For object, structured and sub-array dtypes, and for anything else not listed above.
@@ -44,7 +44,7 @@ def safe_dtype(name: str) -> np.dtype[Any]:
 
 
 def array_parts(value: npt.NDArray[Any] | np.generic[Any]) -> tuple[bytes, memoryview]:
-    """The header and the buffer of an array, or of a scalar taken as an array without dimensions.
+    """Return the header and the buffer of an array, or of a scalar taken as an array without dimensions.
 
     The buffer is the array's own memory where that is contiguous. Zero-width text travels one character wide.
 
@@ -66,7 +66,7 @@ def array_parts(value: npt.NDArray[Any] | np.generic[Any]) -> tuple[bytes, memor
 
 
 def read_array(payload: memoryview, *, copy: bool) -> npt.NDArray[Any]:
-    """The array in `payload`: with `copy` its own and writable, else a read-only view of the payload's memory.
+    """Read the array in ``payload``: with ``copy`` its own and writable, else a read-only view of the payload's memory.
 
     Raises:
         WireError: If the header is malformed, the dtype unsafe, or the buffer not as long as the header says.
@@ -97,10 +97,10 @@ def read_array(payload: memoryview, *, copy: bool) -> npt.NDArray[Any]:
 
 
 def read_scalar(payload: memoryview) -> np.generic[Any]:
-    """The scalar in `payload`: an array without dimensions.
+    """Read the scalar in ``payload``: an array without dimensions.
 
     Raises:
-        WireError: As `read_array`, and if there are dimensions.
+        WireError: As ``read_array``, and if there are dimensions.
     """
     array = read_array(payload, copy=False)
     if array.ndim:

@@ -3,7 +3,7 @@
 | value | on the wire |
 |---|---|
 | None, bool, int of 64 bits, float, str, bytes, list, dict | msgpack's own types |
-| NumPy array, NumPy scalar | ext 1, ext 2: see `arrays` |
+| NumPy array, NumPy scalar | ext 1, ext 2: see ``arrays`` |
 | any other int, up to 4 KiB | ext 3: two's complement, little-endian |
 | tuple, named tuples included | an array whose first element is ext 4 |
 | complex | ext 5: two little-endian doubles |
@@ -37,7 +37,7 @@ _KEYS = (str, bytes, int, float, bool, type(None))
 
 
 class Limits(NamedTuple):
-    """What one message may hold. A value beyond a limit raises `WireError` on the side that meets it first."""
+    """Bounds on one message. A value beyond one raises ``WireError`` on the side that meets it first."""
 
     max_bytes: int = 256 << 20
     max_depth: int = 64
@@ -49,10 +49,10 @@ DEFAULT_LIMITS = Limits()
 
 
 class Encoded:
-    """A value as the pieces of its message. Within another value it is sent as that value, its pieces as they are.
+    """A value encoded as the pieces of its message. Within another value it is sent as that value, its pieces as they are.
 
     Attributes:
-        parts: one after another, they are the message. Large arrays are views of their own memory, unless `owned`.
+        parts: one after another, they are the message. Large arrays are views of their own memory, unless ``owned``.
         size: bytes in all.
     """
 
@@ -70,19 +70,19 @@ class Encoded:
 
 
 def encode_parts(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value", lossy: bool = False) -> Encoded:
-    """`value` as one message that is not put together: as `encode`, or with `lossy` as `encode_info`."""
+    """Encode a value as one message that is not put together: as ``encode``, or with ``lossy`` as ``encode_info``."""
     return _Writer(limits, lossy=lossy).message(value, what)
 
 
 def encode(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value") -> bytes:
-    """`value` as one message.
+    """Encode a value as one message.
 
     Named tuples become tuples; a subclass of dict, list, str, int or float its base class; bytearray becomes bytes.
 
     Args:
         value: What to send.
         limits: The bounds to keep to.
-        what: How errors name the value, as in `observation['camera']`.
+        what: How errors name the value, as in ``observation['camera']``.
 
     Raises:
         WireError: If something in it cannot be sent (a set, an enum, an object array, …) or a limit is exceeded; the
@@ -92,28 +92,28 @@ def encode(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value") 
 
 
 def encode_info(info: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "info") -> bytes:
-    """As `encode`, but what cannot be sent becomes a string that says so: `"<not sent: set {1, 2}>"`.
+    """Encode an info as ``encode`` does, but what cannot be sent becomes a string that says so: ``"<not sent: set {1, 2}>"``.
 
     A step must not fail because of what an environment leaves in its info. Keys that cannot be sent become their repr.
 
     Raises:
-        WireError: If the whole is beyond `limits`.
+        WireError: If the whole is beyond ``limits``.
     """
     return bytes(_Writer(limits, lossy=True).message(info, what))
 
 
 def encodable(info: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
-    """A copy of `info` as the other side of `encode_info` would see it."""
+    """Copy ``info`` as the other side of ``encode_info`` would see it."""
     return decode(encode_info(info, limits=limits), limits=limits, copy=True)
 
 
 def decode(data: bytes | bytearray | memoryview, *, limits: Limits = DEFAULT_LIMITS, copy: bool = False) -> Any:
-    """The value in one message from an untrusted sender.
+    """Decode the value in one message from an untrusted sender.
 
     Args:
         data: The message, whole.
         limits: The bounds it must keep to.
-        copy: Whether arrays get memory of their own and are writable. Otherwise they are read-only views of `data`,
+        copy: Whether arrays get memory of their own and are writable. Otherwise they are read-only views of ``data``,
             perhaps not aligned, and keep all of it alive.
 
     Raises:
@@ -333,7 +333,7 @@ class _Reader:
             raise WireError(f"a string that ends at byte {self.position} is not UTF-8") from error
 
     def enter(self, count: int, least: int, depth: int) -> None:
-        """Refuses `count` announced elements of at least `least` bytes before anything is made for them."""
+        """Refuse ``count`` announced elements of at least ``least`` bytes before anything is made for them."""
         if depth >= self.limits.max_depth:
             raise WireError(f"the message is nested deeper than {self.limits.max_depth}")
         if count * least > len(self.view) - self.position:
@@ -426,7 +426,7 @@ _TAGS: dict[int, Callable[[_Reader, int], Any]] = {
 
 
 def _all_plain(value: list[Any]) -> bool:
-    """Whether msgpack's own loop can be trusted with a list: it must not fail half-way, having written some of it."""
+    """Return whether msgpack's own loop can be trusted with a list: it must not fail half-way, having written some of it."""
     kinds = set(map(type, value))
     return kinds <= _LEAVES or (kinds == {int} and min(value) >= -(1 << 63) and max(value) < 1 << 64)
 

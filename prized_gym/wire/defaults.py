@@ -1,4 +1,4 @@
-"""A value of a space that needs no random number: what an environment shows before there is anything to see."""
+"""The value of a space that is shown before an environment has shown anything, without any random number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["default_value"]
 
 
 def default_value(space: gym.Space[Any]) -> Any:
-    """The value of `space` nearest to zero, always the same: zeros within the bounds, the first choice, the least text.
+    """Return the value of ``space`` nearest to zero, always the same: zeros within bounds, the first choice, the least text.
 
     Raises:
         TypeError: If the space is none of Gymnasium's.

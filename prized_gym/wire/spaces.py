@@ -1,6 +1,6 @@
 """Gymnasium's spaces as data, their rebuilding from an untrusted sender's data, and the check of a value against one.
 
-A space is a dict with a `"type"` and what its constructor takes, its arrays as arrays. What is rebuilt is equal to the
+A space is a dict with a ``"type"`` and what its constructor takes, its arrays as arrays. What is rebuilt is equal to the
 original and, seeded alike, draws the same samples.
 """
 
@@ -35,12 +35,12 @@ _DICT_HAS_SORT_KEYS = "sort_keys" in inspect.signature(spaces.Dict.__init__).par
 
 
 def space_to_data(space: AnySpace, what: str = "space") -> Data:
-    """`space` as a dict that `encode` takes.
+    """Describe a space as a dict that ``encode`` takes.
 
     A subclass of one of Gymnasium's spaces travels as that one.
 
     Args:
-        space: Any of Gymnasium's spaces, nested as deep as `MAX_DEPTH`.
+        space: Any of Gymnasium's spaces, nested as deep as ``MAX_DEPTH``.
         what: How errors name it.
 
     Raises:
@@ -50,10 +50,10 @@ def space_to_data(space: AnySpace, what: str = "space") -> Data:
 
 
 def space_from_data(data: Any, what: str = "space", *, max_bytes: int = MAX_BYTES) -> AnySpace:
-    """The space that an untrusted sender's `data` describes.
+    """Build the space that an untrusted sender's ``data`` describes.
 
     Args:
-        data: What `space_to_data` gave, decoded.
+        data: What ``space_to_data`` gave, decoded.
         what: How errors name it.
         max_bytes: The most that one value of the space may take, in bytes, which bounds what building it takes.
 
@@ -118,7 +118,7 @@ def _to_data(space: AnySpace, what: str, depth: int) -> Data:
 
 
 def _uniform(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | np.generic[Any]:
-    """An array whose elements are all equal as that one element: the bounds of an image are two numbers."""
+    """Reduce an array whose elements are all equal to that one element: the bounds of an image are two numbers."""
     if array.size and np.all(array == array.flat[0]):
         first = array.flat[0]
         assert isinstance(first, np.generic)
@@ -271,7 +271,7 @@ class _Fields:
         return dtype
 
     def spread(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """An array of exactly this dtype and shape, or one element that stands for all."""
+        """Take an array of exactly this dtype and shape, or one element that stands for all."""
         value = self.data.get(name)
         if not isinstance(value, (np.ndarray, np.generic)) or value.dtype != dtype or value.shape not in ((), shape):
             raise WireError(f"{self.what}: the field {name!r} is not an array of {dtype} and shape {shape}")
