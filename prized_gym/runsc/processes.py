@@ -1,4 +1,4 @@
-"""Process trees by ``/proc``: who descends from whom, stopping all of them, and what they use."""
+"""Processes: started in sessions of their own, and their trees by ``/proc``: stopped, continued, measured."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def tree(pid: int) -> list[int]:
     for parent in found:
         found += children(parent)
     return found
+
+
+def kill(pid: int) -> None:
+    """Kill a process, or with a negative number a process group, if it is still there."""
+    _signal(pid, signal.SIGKILL)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -98,3 +103,39 @@ def mentioning(words: set[str]) -> list[int]:
             if words & {argument.decode(errors="replace") for argument in arguments}:
                 found.append(int(name))
     return found
+
+
+def spawn(argv: list[str], log: str, joins: list[Path], keep: int | None = None) -> int:
+    """Start a process in a session of its own, with its output in a file.
+
+    Args:
+        argv: its command line.
+        log: the file.
+        joins: process lists of the cgroups it enters.
+        keep: a descriptor it inherits.
+
+    Returns:
+        Its pid.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        for join in joins:
+            try:
+                join.write_text(str(os.getpid()))
+            except OSError:
+                pass
+        null = os.open(os.devnull, os.O_RDONLY)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(null, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        if keep is not None:
+            os.set_inheritable(keep, True)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.execv(argv[0], argv)
+    finally:
+        os._exit(127)

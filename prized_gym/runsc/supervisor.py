@@ -209,7 +209,7 @@ class Supervisor:
                 request, pid=sandbox.pid, groups={name: str(path) for name, path in sandbox.group.paths.items()}
             )
             return
-        reason = sandbox.reason or f"runsc ended with {status}:\n{self.tail(request['log'])}"
+        reason = sandbox.reason or f"runsc ended with {status}:\n{_tail(request['log'])}"
         self.answer(request, error=reason)
         if not sandbox.reason:
             self.kill(sandbox, reason)
@@ -222,7 +222,7 @@ class Supervisor:
             if status == 0:
                 self.answer(request)
             else:
-                self.answer(request, error=sandbox.reason or f"runsc ended with {status}:\n{self.tail(request['log'])}")
+                self.answer(request, error=sandbox.reason or f"runsc ended with {status}:\n{_tail(request['log'])}")
 
         self.command(sandbox, request, [], ended)
 
@@ -261,41 +261,6 @@ class Supervisor:
 
     # -- processes
 
-    def spawn(self, argv: list[str], log: str, joins: list[Path], keep: int | None = None) -> int:
-        """Start a process in a session of its own, with its output in a file.
-
-        Args:
-            argv: its command line.
-            log: the file.
-            joins: process lists of the cgroups it enters.
-            keep: a descriptor it inherits.
-
-        Returns:
-            Its pid.
-        """
-        pid = os.fork()
-        if pid:
-            return pid
-        try:
-            os.setsid()
-            for join in joins:
-                try:
-                    join.write_text(str(os.getpid()))
-                except OSError:
-                    pass
-            null = os.open(os.devnull, os.O_RDONLY)
-            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(null, 0)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            if keep is not None:
-                os.set_inheritable(keep, True)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.execv(argv[0], argv)
-        finally:
-            os._exit(127)
-
     def command(
         self, sandbox: ManagedSandbox, request: dict[str, Any], joins: list[Path], ended: Callable[[int], None]
     ) -> None:
@@ -307,7 +272,7 @@ class Supervisor:
             joins: process lists of the cgroups it enters.
             ended: called with its exit code.
         """
-        pid = self.spawn(request["argv"], request["log"], joins)
+        pid = processes.spawn(request["argv"], request["log"], joins)
 
         def done(status: int) -> None:
             self.cancel(timer)
@@ -367,14 +332,14 @@ class Supervisor:
             return
         sandbox.reason = sandbox.reason or reason
         for pid in sandbox.commands:  # they end first: one may be about to make the sandbox
-            self.signal(-pid)
+            processes.kill(-pid)
         if sandbox.commands:
             return
         if sandbox.pid is not None:
-            self.signal(sandbox.pid)
+            processes.kill(sandbox.pid)
             return
         for pid in processes.mentioning({sandbox.name}):  # a command killed half-way left them unrecorded
-            self.signal(pid)
+            processes.kill(pid)
         self.finish(sandbox)
 
     def finish(self, sandbox: ManagedSandbox) -> None:
@@ -382,11 +347,11 @@ class Supervisor:
         if self.sandboxes.get(sandbox.name) is not sandbox:
             return
         for pid in sandbox.commands:
-            self.signal(-pid)
+            processes.kill(-pid)
         del self.sandboxes[sandbox.name]
         self.cancel(sandbox.run_time)
         if sandbox.slirp is not None:
-            self.signal(sandbox.slirp)
+            processes.kill(sandbox.slirp)
         if sandbox.namespace is not None:
             network.remove_namespace(sandbox.namespace)
         for path in (self.directory / "state").glob(f"*{sandbox.name}*"):
@@ -403,27 +368,11 @@ class Supervisor:
         if not group.remove() and tries:
             self.after(0.05, lambda: self.remove_group(group, tries - 1))
 
-    @staticmethod
-    def signal(pid: int) -> None:
-        """Kill a process, or a group of them, if it is still there."""
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass
-
     def sentry(self, name: str) -> int:
         """Read the pid of a sandbox's sentry, as runsc recorded it."""
         for path in (self.directory / "state").glob(f"*{name}*.state"):
             return int(json.loads(path.read_text())["sandbox"]["pid"])
         raise KeyError(name)
-
-    @staticmethod
-    def tail(log: str) -> str:
-        """Read the end of a log, for messages."""
-        try:
-            return Path(log).read_text(errors="replace")[-2000:]
-        except OSError:
-            return ""
 
     # -- network
 
@@ -443,7 +392,7 @@ class Supervisor:
             return
         log = str(namespace.parent / "slirp.log")
         ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
-        sandbox.slirp = self.spawn(
+        sandbox.slirp = processes.spawn(
             network.slirp_command(self.slirp4netns, namespace, ready_write), log, [], keep=ready_write
         )
         os.close(ready_write)
@@ -458,7 +407,7 @@ class Supervisor:
             ready = b"" if timed_out else os.read(ready_read, 1)
             self.selector.unregister(ready_read)
             os.close(ready_read)
-            done(None if ready else f"slirp4netns gave no network: {self.tail(log)}")
+            done(None if ready else f"slirp4netns gave no network: {_tail(log)}")
 
         self.selector.register(ready_read, selectors.EVENT_READ, outcome)
         patience = self.after(10, lambda: outcome(True))
@@ -485,6 +434,14 @@ class Supervisor:
             if sandbox.namespace is not None:
                 network.remove_namespace(sandbox.namespace)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _tail(log: str) -> str:
+    """Read the end of a log, for messages."""
+    try:
+        return Path(log).read_text(errors="replace")[-2000:]
+    except OSError:
+        return ""
 
 
 def main(config: str) -> None:

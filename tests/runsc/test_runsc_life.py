@@ -61,8 +61,8 @@ def test_bad_arguments(create: Callable[..., Sandbox], options: dict[str, object
 
 def test_a_killed_sandbox_is_news_at_once(create: Callable[..., Sandbox]) -> None:
     sandbox, other = create(), create()
-    told: list[str] = []
-    sandbox.on_death(told.append)
+    reasons: list[str] = []
+    sandbox.on_death(reasons.append)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(sandbox.exec, "sleep 60")
         assert eventually(lambda: b"sleep" in sandbox.exec("ps ax").stdout)
@@ -71,7 +71,7 @@ def test_a_killed_sandbox_is_news_at_once(create: Callable[..., Sandbox]) -> Non
         with pytest.raises(SandboxDied, match="sentry ended with -9"):
             running.result(5)
         assert time.monotonic() - start < 5
-    assert sandbox.wait_dead(5) and eventually(lambda: told == [sandbox.death]) and sandbox.state == "dead"
+    assert sandbox.wait_dead(5) and eventually(lambda: reasons == [sandbox.death]) and sandbox.state == "dead"
     with pytest.raises(SandboxDied):
         sandbox.exec("true")
     with pytest.raises(SandboxDied):
