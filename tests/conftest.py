@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from process_tools import own_descendants
-from sandbox_tools import processes_of
 
 from prized_gym.runsc import Runsc, RunscUnavailable, close_all, list_kept
+from tools.processes import own_descendants, processes_of
 
 
 def pytest_configure() -> None:
@@ -93,7 +92,7 @@ def plain_engine() -> Iterator[None]:
     """The engine "plain": the zoo's provider that needs nothing but this machine's processes."""
     from prized_gym import engines
 
-    engines.ENGINES["plain"] = "plain_driver:PlainEngine"
+    engines.ENGINES["plain"] = "zoo.plain_driver:PlainEngine"
     yield
     del engines.ENGINES["plain"]
 
@@ -103,7 +102,7 @@ def no_plain_sandbox_left() -> Iterator[None]:
     """Each test closes every sandbox of the plain provider."""
 
     def alive() -> set[object]:
-        driver = sys.modules.get("plain_driver")
+        driver = sys.modules.get("zoo.plain_driver")
         return set(driver.ALIVE) if driver else set()
 
     before = alive()

@@ -14,10 +14,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Loaded, ManyGenerators
 
 import prized_gym
 from prized_gym import EngineUnavailableError, ForkedVectorEnv, ForkUnsafeError
+from zoo.envs import Loaded
+from zoo.generators import ManyGenerators
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -373,9 +374,9 @@ def test_workdir(
 def test_workdir_leaves_nothing_after_a_kill(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     scratch = tmp_path_factory.mktemp("scratch")
     script = (
-        f"import sys, os; sys.path.insert(0, {str(Path(__file__).parents[1] / 'zoo')!r})\n"
+        f"import sys, os; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         "import prized_gym\n"
-        "from envs import Loaded\n"
+        "from zoo.envs import Loaded\n"
         f"envs = prized_gym.ForkedVectorEnv(Loaded, num_envs=2, workdir={str(tmp_path)!r})\n"
         "envs.reset()\n"
         "print('ready', flush=True)\n"

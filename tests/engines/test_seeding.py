@@ -10,10 +10,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import ManyGenerators
 
 from prized_gym import Base, ForkedVectorEnv
 from prized_gym.seeding import SeedStream, reseed
+from zoo.generators import ManyGenerators
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -53,7 +53,7 @@ def test_a_seed_means_the_same_in_any_copy_and_on_both_engines() -> None:
 SCRIPT = """
 import sys; sys.path.insert(0, {tests!r})
 import numpy as np, prized_gym
-from envs import ManyGenerators
+from zoo.generators import ManyGenerators
 envs = prized_gym.ForkedVectorEnv(ManyGenerators, num_envs=3, fork_on={fork_on!r})
 out = [envs.reset(seed=3)[0]]
 for _ in range(2):
@@ -66,7 +66,7 @@ print(np.stack(out).tobytes().hex())
 
 @pytest.mark.parametrize("fork_on", ["reset", "start", "episode"])
 def test_runs_repeat_unseeded_resets_included(fork_on: str) -> None:
-    script = SCRIPT.format(tests=str(Path(__file__).parents[1] / "zoo"), fork_on=fork_on)
+    script = SCRIPT.format(tests=str(Path(__file__).parents[1]), fork_on=fork_on)
     runs = {
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
         for _ in range(2)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from training_envs import bare_walk
 
 import prized_gym
 from prized_gym.html import table
+from zoo.walk import bare_walk
 
 
 def test_values_are_escaped_and_shortened() -> None:

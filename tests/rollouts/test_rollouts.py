@@ -18,12 +18,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Faulty
 from gymnasium import spaces
-from process_tools import own_descendants
 
 import prized_gym
 from prized_gym import Prices, Rollout, rollouts
+from tools.processes import own_descendants
+from zoo.faulty import Faulty
 
 pytestmark = pytest.mark.timeout(60)
 

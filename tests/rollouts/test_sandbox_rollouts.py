@@ -18,16 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episode_server import play
-from sandbox_options import SMALL
-from test_gvisor_faults import _sentry_of
 
 import prized_gym
 from prized_gym import Prices, rollouts
 from prized_gym.protocols import EpisodeProtocol
+from tools.processes import left_of, sentry_of
+from tools.sandboxes import ROOT, SMALL, ZOO
+from zoo.episode_server import play
 
-HERE = Path(__file__).parents[1] / "zoo"
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(90)
 
 EPISODE = """
@@ -48,7 +46,7 @@ def base(gvisor: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[priz
     program.write_text(EPISODE)
     with prized_gym.Base(
         engine=gvisor,
-        upload={str(HERE / "episode_server.py"): "episode_server.py", str(program): "episode.py"},
+        upload={str(ZOO / "episode_server.py"): "episode_server.py", str(program): "episode.py"},
         start="exec python episode_server.py 8123",
         ready="http://127.0.0.1:8123/rollout",
         **SMALL,
@@ -122,7 +120,7 @@ def test_tasks_come_quoted(base: prized_gym.Base) -> None:
 def test_an_episode_server_is_an_environment_of_one_step(base: prized_gym.Base, gvisor: str) -> None:
     with prized_gym.Base(
         engine=gvisor,
-        upload={str(HERE / "episode_server.py"): "episode_server.py"},
+        upload={str(ZOO / "episode_server.py"): "episode_server.py"},
         start="python episode_server.py 9000 threaded",
         ready="http://127.0.0.1:9000/rollout",
         protocol=EpisodeProtocol("/rollout?seed={seed}"),
@@ -191,9 +189,8 @@ async def _cancelled(copy: prized_gym.Copy, seed: int) -> float:
 
 
 def _die(copy: prized_gym.Copy, seed: int) -> float:
-    from test_gvisor_faults import _sentry_of
 
-    os.kill(_sentry_of(copy.id), signal.SIGKILL)
+    os.kill(sentry_of(copy.id), signal.SIGKILL)
     copy.exec("sleep 60")
     return 1.0
 
@@ -362,7 +359,7 @@ def test_a_base_that_dies_is_built_anew_and_those_under_way_end(gvisor: str) -> 
 
         def episode(copy: prized_gym.Copy, seed: int) -> float:
             if seed == 2:
-                os.kill(_sentry_of(base.id), signal.SIGKILL)
+                os.kill(sentry_of(base.id), signal.SIGKILL)
                 killed.set()
             elif seed == 3:
                 killed.wait(30)
@@ -382,7 +379,7 @@ def test_a_base_that_cannot_be_built_anew_ends_the_run_after_those_under_way(gvi
         def episode(copy: prized_gym.Copy, seed: int) -> float:
             if seed == 0:
                 assert prized_gym.Base.remove(kept, engine=gvisor)
-                os.kill(_sentry_of(base.id), signal.SIGKILL)
+                os.kill(sentry_of(base.id), signal.SIGKILL)
             return float(seed)
 
         found = []
@@ -405,7 +402,6 @@ for each in prized_gym.rollouts(base, range(10 ** 9), 2, command="echo 1", progr
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_a_trainer(gvisor: str, how: signal.Signals, tmp_path: Path) -> None:
-    from test_gvisor_faults import _left
 
     store = Path(f"/var/tmp/pg-r{os.getpid()}-{how}")
     environment = {**os.environ, "PRIZED_GYM_STORE": str(store), "PYTHONPATH": str(ROOT)}
@@ -417,7 +413,7 @@ def test_nothing_outlives_a_trainer(gvisor: str, how: signal.Signals, tmp_path: 
         trainer.wait(20)
         trainer.stdout.close()
         ends = time.monotonic() + 10
-        while (left := _left(store)) and time.monotonic() < ends:
+        while (left := left_of(store)) and time.monotonic() < ends:
             time.sleep(0.05)
         assert not left
     finally:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sandbox_tools import COUNTER, get, http
 
 from prized_gym.runsc import Sandbox, SandboxStateError
+from tools.sandboxes import COUNTER, get, http
 
 STATEFUL = """
 import http.server, json, sqlite3, subprocess, sys, threading, time

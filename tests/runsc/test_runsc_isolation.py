@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sandbox_tools import eventually
 
 from prized_gym.runsc import Sandbox, SandboxDied, agent
+from tools.processes import eventually
 
 SPY = r"""
 import ctypes, errno, glob, json, os, socket, stat, sys

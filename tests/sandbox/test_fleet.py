@@ -13,21 +13,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import bad_server as bad
 import numpy as np
-import plain_driver
 import pytest
-from envs import Faulty, Loaded, SpaceEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from test_parity import assert_same, compare
 
 import prized_gym
 from prized_gym.protocols import EpisodeProtocol, GymProtocol
 from prized_gym.wire import encode
+from tools.comparing import assert_same, compare
+from tools.sandboxes import ZOO
+from zoo import bad_server as bad
+from zoo import plain_driver
+from zoo.envs import Loaded, SpaceEnv
+from zoo.faulty import Faulty
 
-HERE = Path(__file__).parents[1] / "zoo"
 BAD = {
-    "start": f"{sys.executable} {HERE / 'bad_server.py'} --port 8000",
+    "start": f"{sys.executable} {ZOO / 'bad_server.py'} --port 8000",
     "ready": "http://127.0.0.1:8000/health",
 }
 pytestmark = pytest.mark.timeout(180)

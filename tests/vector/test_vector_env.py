@@ -14,13 +14,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Faulty, Loaded, SpaceEnv
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import prized_gym
 from prized_gym import Base, ForkedVectorEnv
+from zoo.envs import Loaded, SpaceEnv
+from zoo.faulty import Faulty
 
 pytestmark = pytest.mark.timeout(180)
 
