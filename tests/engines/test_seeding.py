@@ -13,6 +13,7 @@ import pytest
 
 from prized_gym import Base, ForkedVectorEnv
 from prized_gym.seeding import SeedStream, reseed
+from tools.libraries import need_here
 from zoo.generators import ManyGenerators
 
 pytestmark = pytest.mark.timeout(300)
@@ -139,7 +140,7 @@ def test_huge_seeds(engine: str) -> None:
 
 
 def test_torch_is_reseeded() -> None:
-    torch = pytest.importorskip("torch")
+    torch = need_here("torch", "torch")
 
     class Env(ManyGenerators):
         def __init__(self) -> None:

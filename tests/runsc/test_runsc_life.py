@@ -128,9 +128,10 @@ def test_fork_of_a_paused_one_can_be_kept(create: Callable[..., Sandbox]) -> Non
     [copy] = sandbox.fork()
     copy.close()
     sandbox.keep()
-    [copy] = Sandbox.connect(sandbox.id).fork()
-    with copy:
-        assert copy.exec("echo fine").stdout == b"fine\n"
+    with Sandbox.connect(sandbox.id) as kept:
+        [copy] = kept.fork()
+        with copy:
+            assert copy.exec("echo fine").stdout == b"fine\n"
     delete_kept(sandbox.id)
 
 
