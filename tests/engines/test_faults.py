@@ -147,7 +147,7 @@ def test_a_hung_copy_shows_its_stack(action: int, place: str) -> None:
 
 
 def test_a_stopped_copy_is_ended() -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=2, step_timeout=0.5)
+    envs = ForkedVectorEnv(Faulty, num_envs=2, step_timeout=1.0)
     try:
         envs.reset(seed=0)
         os.kill(int(envs.core.fleet.where(0).split()[1]), signal.SIGSTOP)
@@ -723,7 +723,7 @@ def test_a_stopped_copy_and_a_long_message() -> None:
         def step(self, action: Any) -> Any:
             return super().step(0)
 
-    envs = ForkedVectorEnv(Talks, num_envs=2, step_timeout=0.7)
+    envs = ForkedVectorEnv(Talks, num_envs=2, step_timeout=1.5)
     envs.reset(seed=0)
     os.kill(int(envs.core.fleet.where(0).split()[1]), signal.SIGSTOP)
     with pytest.raises(CopyTimeoutError, match="copy 0"):

@@ -17,6 +17,7 @@ import pytest
 
 import prized_gym
 from prized_gym import EngineUnavailableError, ForkedVectorEnv, ForkUnsafeError
+from tools.libraries import need_here
 from zoo.envs import Loaded
 from zoo.generators import ManyGenerators
 
@@ -137,7 +138,7 @@ def test_reset_in_the_base(fork_on: Any, tmp_path: Path) -> None:
 
 
 def test_torch_in_the_base_then_in_eight_copies() -> None:
-    pytest.importorskip("torch")
+    need_here("torch", "torch")
 
     class Torch(Loaded):
         def __init__(self) -> None:
@@ -216,7 +217,7 @@ def test_a_tqdm_bar_in_the_base_is_no_obstacle() -> None:
 
 
 def test_cuda_in_the_base_is_refused() -> None:
-    pytest.importorskip("torch")
+    need_here("torch", "torch")
 
     class Cuda(Loaded):
         def __init__(self) -> None:
