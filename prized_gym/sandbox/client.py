@@ -48,7 +48,8 @@ class Client:
             ChannelError: there was no answer.
             ProtocolError, RemoteError: as the protocol says.
         """
-        ends = time.monotonic() + (self.timeout if timeout is None else timeout)
+        left = self.timeout if timeout is None else timeout
+        ends = time.monotonic() + left
         exchange = checked(operation)
         response: Any = None
         try:
@@ -58,7 +59,8 @@ class Client:
                 except StopIteration as ended:
                     value: _T = ended.value
                     return value
-                response = await self._ask(request, max(0.001, ends - time.monotonic()))
+                response = await self._ask(request, left)
+                left = max(0.001, ends - time.monotonic())
         finally:
             exchange.close()
 
