@@ -179,19 +179,21 @@ class PlainSandbox(Sandbox):
             stdout=subprocess.DEVNULL if background else subprocess.PIPE,
             stderr=subprocess.DEVNULL if background else subprocess.PIPE,
         )
+        self.processes.append(process)
         if background:
             self.started.append(text)
-            self.processes.append(process)
             return ExecResult(0, "", "")
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
+            self.processes.remove(process)
             return ExecResult(137, out.decode(), err.decode(), timed_out=True)
         if on_output is not None:
             on_output("stdout", out)
             on_output("stderr", err)
+        self.processes.remove(process)
         code = process.returncode
         return ExecResult(code if code >= 0 else 128 - code, out.decode(errors="replace"), err.decode(errors="replace"))
 
@@ -233,7 +235,7 @@ class PlainSandbox(Sandbox):
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        for process in self.processes:
+        for process in list(self.processes):
             try:
                 os.killpg(process.pid, number)
             except ProcessLookupError:
@@ -257,7 +259,7 @@ class PlainSandbox(Sandbox):
     def close(self) -> None:
         with self._lock:
             self.kill("closed")
-            for process in self.processes:
+            for process in list(self.processes):
                 process.wait()
             self._reserved.close()
             shutil.rmtree(self.root, ignore_errors=True)
