@@ -218,6 +218,12 @@ class SandboxBase(BaseHandle, SandboxHandle):
         again = self.pool.fork(count - len(forked.sandboxes), timeout, labels, None)
         return Forked([*forked.sandboxes, *again.sandboxes], again.error)
 
+    def fork_some(
+        self, n: int, labels: Mapping[str, str] | None, timeout: float
+    ) -> tuple[list[Copy], Exception | None]:
+        forked = self.fork_what_fits(n, timeout, labels)
+        return [self.held(sandbox) for sandbox in forked.sandboxes], forked.error
+
     def forget(self, sandbox: Guarded) -> None:
         """End a copy."""
         self.pool.forget(sandbox)

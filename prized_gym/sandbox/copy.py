@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json as json_module
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from prized_gym import background
 from prized_gym.errors import SandboxError, SandboxTimeoutError
 from prized_gym.interface.failure import Failure
+from prized_gym.interface.fleet import Usage
 from prized_gym.interface.sandbox import (
     EXEC_TIMEOUT,
     FORK_TIMEOUT,
@@ -23,6 +24,7 @@ from prized_gym.interface.sandbox import (
 from prized_gym.protocols import Request
 from prized_gym.sandbox.account import Guarded
 from prized_gym.sandbox.channels.channel import Channel, ChannelError
+from prized_gym.sandbox.client import run
 from prized_gym.sandbox.dialer import Dialer
 from prized_gym.sandbox.failures import explain, look
 from prized_gym.sandbox.pool import SandboxPool
@@ -57,6 +59,9 @@ class SandboxCopy(Copy):
     def death(self) -> str | None:
         return self.sandbox.death
 
+    def usage(self) -> Usage:
+        return self.sandbox.usage()
+
     def wait_dead(self, timeout: float) -> str | None:
         return self.sandbox.wait_dead(timeout)
 
@@ -65,6 +70,9 @@ class SandboxCopy(Copy):
 
     async def server_log(self, timeout: float) -> str:
         return (await background.in_thread(lambda: look(self.sandbox, timeout=timeout), urgent=True)).log
+
+    async def run(self, operation: Generator[Any, Any, _T], timeout: float, max_bytes: int = MAX_ANSWER) -> _T:
+        return await run(self._channel(self._port), operation, timeout, max_bytes)
 
     # Commands
 
@@ -132,11 +140,9 @@ class SandboxCopy(Copy):
         return self._ask(Request(method or ("POST" if body else "GET"), path, sent, body), port, timeout, max_bytes)
 
     async def _ask(self, request: Request, port: int | None, timeout: float, max_bytes: int) -> Answer:
-        chosen = self._port if port is None else port
-        if chosen not in self._channels:
-            self._channels[chosen] = self._dialer.channel(self.sandbox, chosen)
+        channel = self._channel(self._port if port is None else port)
         try:
-            response = await self._channels[chosen].ask(request, limit=max_bytes, timeout=timeout)
+            response = await channel.ask(request, limit=max_bytes, timeout=timeout)
         except ChannelError as error:
             if error.kind == "timeout":
                 raise SandboxTimeoutError(f"sandbox {self.id}: {error}") from error
@@ -147,6 +153,11 @@ class SandboxCopy(Copy):
             because = f"; the sandbox ended: {death}" if death else ""
             raise SandboxError(f"sandbox {self.id}: {error}{because}") from error
         return Answer(response.status, response.headers, response.body)
+
+    def _channel(self, port: int) -> Channel:
+        if port not in self._channels:
+            self._channels[port] = self._dialer.channel(self.sandbox, port)
+        return self._channels[port]
 
     # Forks
 
