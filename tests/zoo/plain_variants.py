@@ -57,7 +57,10 @@ class Cramped(PlainDriver):
         return CrampedSandbox(self, dict(labels), dict(env), port)
 
     def connect(self, id: str) -> Sandbox:
-        return next(sandbox for sandbox in ALIVE if sandbox.id == id)
+        found = [sandbox for sandbox in ALIVE if sandbox.id == id]
+        if not found:
+            raise SandboxError(f"no sandbox {id} is kept")
+        return found[0]
 
 
 class CrampedSandbox(PlainSandbox):
