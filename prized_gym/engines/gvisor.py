@@ -118,8 +118,8 @@ class GvisorDriver(Driver):
     def connect(self, id: str) -> Sandbox:
         with _translated():
             # A kept sandbox can only be forked, so the base is a fork of it, which can be used too.
-            kept = runsc.Sandbox.connect(id, runsc=self._runsc)
-            return GvisorSandbox(kept.fork(1)[0])
+            with runsc.Sandbox.connect(id, runsc=self._runsc) as kept:
+                return GvisorSandbox(kept.fork(1)[0])
 
 
 class GvisorSandbox(Sandbox):
@@ -258,7 +258,10 @@ class GvisorSandbox(Sandbox):
 
     def keep(self, lifetime_hours: float | None) -> str:
         with _translated():
-            return self._sandbox.keep(None if lifetime_hours is None else lifetime_hours * 3600.0)
+            kept = self._sandbox.keep(None if lifetime_hours is None else lifetime_hours * 3600.0)
+            # Ends this handle only, with what it holds of this process's runtime.
+            self._sandbox.close()
+            return kept
 
     # Life
 
