@@ -219,6 +219,11 @@ class Base:
         return not self.closed and self._handle.alive
 
     @property
+    def copy_size(self) -> tuple[float, float] | None:
+        """The vCPUs and the GB of memory that each copy is given and charged for; None where it takes what it uses."""
+        return self._handle.copy_size
+
+    @property
     def description(self) -> Description:
         """Everything the base tells of its environments."""
         return self._handle.description

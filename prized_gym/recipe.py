@@ -125,9 +125,10 @@ def resolve(env: Any) -> EnvSource | list[EnvFactory]:
         return env
     if isinstance(env, str):
         module, _, name = env.partition(":")
-        if name.isidentifier() and env not in gym.registry and name not in gym.registry and module:
-            return env
-        return gym.spec(env)
+        if not module or not name:
+            return gym.spec(env)
+        # For what is not registered here the base imports the module, as gym.make("module:id") would.
+        return gym.spec(name) if name in gym.registry else env
     if isinstance(env, gym.Env):
         raise TypeError(
             f"got the environment instance {env!r}: pass a callable that builds it (such as `lambda: ...`), "

@@ -1,4 +1,4 @@
-"""`python -m prized_gym.server`: build an environment, serve it, end on SIGTERM, Ctrl-C or POST /close."""
+"""``python -m prized_gym.server``: build an environment, serve it, end on SIGTERM, Ctrl-C or POST /close."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from prized_gym.wire.codec import Limits
 
 
 class _Ended(BaseException):
-    """Raised in the main thread by a signal; no `except Exception` of an environment swallows it."""
+    """Raised in the main thread by a signal; no ``except Exception`` of an environment swallows it."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -100,10 +100,10 @@ def _recipe_of(source: Any) -> Recipe:
 
 
 def resolve_function(name: str) -> Any:
-    """The callable that `module:function` names.
+    """The callable that ``module:function`` names.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: there is none.
     """
     import importlib
 

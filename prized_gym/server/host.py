@@ -29,10 +29,10 @@ class Host:
     """The environments of one base, and the one that this copy of it is.
 
     Args:
-        recipe: What they were built from.
-        built: They themselves.
-        seconds: How long building took.
-        limits: The bounds of requests and answers.
+        recipe: what they were built from.
+        built: they themselves.
+        seconds: how long building took.
+        limits: the bounds of requests and answers.
     """
 
     def __init__(self, recipe: Recipe, built: Built, seconds: float, limits: Limits) -> None:
@@ -56,7 +56,7 @@ class Host:
         }
 
     def answer(self, method: str, path: str, content_type: str, body: bytes) -> Answer:
-        """The answer to one request; never raises an `Exception`, nor the environment's `SystemExit`."""
+        """The answer to one request; never raises an ``Exception``, nor the environment's ``SystemExit``."""
         try:
             if path == "/spaces":
                 if method != "GET":
@@ -85,6 +85,7 @@ class Host:
     # What GET gives
 
     def describe(self) -> dict[str, Any]:
+        """The answer to ``GET /spaces``."""
         env = self.env
         spec = getattr(env, "spec", None)
         return {
@@ -99,10 +100,12 @@ class Host:
     # What POST does
 
     def start(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Give a new fork what comes before anything else."""
         self.begin(_take(fields, "fresh", dict, required=True))
         return {}
 
     def reset_base(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Reset every environment once, for the copies to start from."""
         seed = _take(fields, "seed", int)
         if self.moved:
             raise BadRequest("a base is never stepped, and this environment has been")
@@ -112,6 +115,7 @@ class Host:
         return {}
 
     def reset(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Begin an episode."""
         seed = _take(fields, "seed", int)
         options = _take(fields, "options", dict)
         fresh = _take(fields, "fresh", dict)
@@ -127,6 +131,7 @@ class Host:
         return self.initial[self.which]
 
     def step(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Take steps, up to the end of the episode."""
         if ("action" in fields) == ("actions" in fields):
             raise BadRequest("a step takes either 'action' or 'actions'")
         actions = _take(fields, "actions", list, required=True) if "actions" in fields else [fields["action"]]
@@ -152,6 +157,7 @@ class Host:
         return {"steps": steps, "reset": self.began(None, None)}
 
     def call(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Call a method, or read an attribute."""
         name = _take(fields, "name", str, required=True)
         args = fields.get("args")
         kwargs = _take(fields, "kwargs", dict) or {}
@@ -163,20 +169,24 @@ class Host:
         return {"result": encode_parts(result, limits=self.info_limits, what=f"the result of {name!r}")}
 
     def set_attr(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Set attributes."""
         for name, value in _take(fields, "values", dict, required=True).items():
             self.env.set_wrapper_attr(name, value)
         return {}
 
     def reseed(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Seed every generator."""
         from prized_gym.seeding import reseed
 
         reseed(self.env, _seed(fields))
         return {}
 
     def render(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Render a frame."""
         return {"frame": encode_parts(self.env.render(), limits=self.info_limits, what="the rendered frame")}
 
     def close(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Close the environments; the server ends."""
         if not self.closed:
             self.closed = True
             for env in self.built.envs:
@@ -186,6 +196,7 @@ class Host:
     # Shared
 
     def begin(self, fresh: dict[str, Any]) -> None:
+        """Make this the environment of a new fork."""
         seed, copy = _seed(fresh), _take(fresh, "copy", int) or 0
         attributes = _take(fresh, "attributes", dict) or {}
         try:
@@ -199,16 +210,19 @@ class Host:
         self.set_attr({"values": attributes})
 
     def began(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
+        """Reset this copy's environment."""
         self.moved = True
         return self.observed(*self.env.reset(seed=seed, options=options))
 
     def observed(self, observation: Any, info: Any) -> dict[str, Any]:
+        """Encode what a step or a reset gave; its large arrays are sent from where they lie."""
         return {
             "obs": encode_parts(observation, limits=self.info_limits, what="observation"),
             "info": self.info(info, "info"),
         }
 
     def info(self, info: Any, what: str) -> Encoded:
+        """Encode an info, what cannot be sent replaced by words."""
         return encode_parts(info, limits=self.info_limits, what=what, lossy=True)
 
 
@@ -240,7 +254,7 @@ def _spec_fields(spec: Any) -> dict[str, Any]:
 
 
 def error_answer(status: int, error: BaseException) -> Answer:
-    """`error` as an answer: its type, message, plain arguments and traceback."""
+    """``error`` as an answer: its type, message, plain arguments and traceback."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:

@@ -1,6 +1,6 @@
 """The sockets of the env server: HTTP/1.1 with keep-alive, read by one thread and answered by another.
 
-A thread of its own accepts, reads and parses with h11. What `quick` knows is answered right there; everything else goes to a
+A thread of its own accepts, reads and parses. What ``quick`` knows is answered right there; everything else goes to a
 queue that the main thread works off, which writes the answer to the socket itself: one hand-over per request.
 """
 
@@ -88,13 +88,13 @@ class _Head(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _head(data: bytes) -> _Head:
-    """The head in `data`, which ends with its empty line. One client's steps have the same again and again.
+    """The head in ``data``, which ends with its empty line. One client's steps have the same again and again.
 
     h11 is given no body: it would take up the next request only once the answer has gone through it, and another thread
     sends that.
 
     Raises:
-        _Refused: It is none.
+        _Refused: it is none.
     """
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=len(data))
     try:
@@ -205,6 +205,7 @@ class Listener(threading.Thread):
         self.discarding: set[_Connection] = set()
 
     def run(self) -> None:
+        """Serve until the process ends."""
         while True:
             for key, _ in self.selector.select(1.0 if self.discarding else None):
                 if key.data is None:
@@ -215,6 +216,7 @@ class Listener(threading.Thread):
                 self.drop(connection)
 
     def accept(self) -> None:
+        """Take a new connection."""
         try:
             sock, _ = self.server.accept()
         except OSError:  # it has gone again
@@ -229,6 +231,7 @@ class Listener(threading.Thread):
         self.selector.register(sock, selectors.EVENT_READ, connection)
 
     def readable(self, connection: _Connection) -> None:
+        """Read what a client has sent."""
         try:
             data = connection.sock.recv(1 << 18)
         except OSError:
@@ -249,6 +252,7 @@ class Listener(threading.Thread):
                 self.drop(connection)
 
     def drop(self, connection: _Connection) -> None:
+        """Stop watching a connection, and close it unless an answer is owed."""
         self.selector.unregister(connection.sock)
         self.connections.discard(connection)
         self.discarding.discard(connection)

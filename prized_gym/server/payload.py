@@ -31,18 +31,18 @@ def _python_version() -> str:
 
 
 def write_payload(path: str | Path | None, recipe: Any) -> bytes:
-    """`recipe` as a payload.
+    """``recipe`` as a payload.
 
     Args:
-        path: Where to write it, or None to only return it.
-        recipe: A `prized_gym.recipe.Recipe`, or what one is made from: a callable that builds an environment, an
-            `EnvSpec`, or an env id. If it has a method `dumps`, that pickles it.
+        path: where to write it, or None to only return it.
+        recipe: a ``prized_gym.recipe.Recipe``, or what one is made from: a callable that builds an environment, an
+            ``EnvSpec``, or an env id. If it has a method ``dumps``, that pickles it.
 
     Returns:
         The payload's bytes.
 
     Raises:
-        Exception: Whatever pickling the recipe raises.
+        Exception: whatever pickling the recipe raises.
     """
     dumps = getattr(recipe, "dumps", None)
     pickled: bytes = dumps() if callable(dumps) else cloudpickle.dumps(recipe)
@@ -54,12 +54,12 @@ def write_payload(path: str | Path | None, recipe: Any) -> bytes:
 
 
 def read_payload(source: str | Path | bytes) -> Any:
-    """What was given to `write_payload`, from the payload or the file that holds it.
+    """What was given to ``write_payload``, from the payload or the file that holds it.
 
     Raises:
-        PayloadError: If it is no payload, is incomplete, or comes from another minor version of Python; nothing has
+        PayloadError: it is no payload, is incomplete, or comes from another minor version of Python; nothing has
             been unpickled then.
-        Exception: Whatever unpickling raises, such as a `ModuleNotFoundError` for a package this machine lacks.
+        Exception: whatever unpickling raises, such as a ``ModuleNotFoundError`` for a package this machine lacks.
     """
     payload = source if isinstance(source, bytes) else Path(source).read_bytes()
     magic, line, pickled = payload[: len(_MAGIC)], *payload[len(_MAGIC) :].partition(b"\n")[::2]

@@ -37,7 +37,7 @@ _KEYS = (str, bytes, int, float, bool, type(None))
 
 
 class Limits(NamedTuple):
-    """Bounds on one message. A value beyond one raises ``WireError`` on the side that meets it first."""
+    """What one message may hold. A value beyond a limit raises ``WireError`` on the side that meets it first."""
 
     max_bytes: int = 256 << 20
     max_depth: int = 64
@@ -49,7 +49,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class Encoded:
-    """A value encoded as the pieces of its message. Within another value it is sent as that value, its pieces as they are.
+    """A value as the pieces of its message. Within another value it is sent as that value, its pieces as they are.
 
     Attributes:
         parts: one after another, they are the message. Large arrays are views of their own memory, unless ``owned``.
@@ -70,54 +70,54 @@ class Encoded:
 
 
 def encode_parts(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value", lossy: bool = False) -> Encoded:
-    """Encode a value as one message that is not put together: as ``encode``, or with ``lossy`` as ``encode_info``."""
+    """``value`` as one message that is not put together: as ``encode``, or with ``lossy`` as ``encode_info``."""
     return _Writer(limits, lossy=lossy).message(value, what)
 
 
 def encode(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value") -> bytes:
-    """Encode a value as one message.
+    """``value`` as one message.
 
     Named tuples become tuples; a subclass of dict, list, str, int or float its base class; bytearray becomes bytes.
 
     Args:
-        value: What to send.
-        limits: The bounds to keep to.
-        what: How errors name the value, as in ``observation['camera']``.
+        value: what to send.
+        limits: the bounds to keep to.
+        what: how errors name the value, as in ``observation['camera']``.
 
     Raises:
-        WireError: If something in it cannot be sent (a set, an enum, an object array, …) or a limit is exceeded; the
+        WireError: something in it cannot be sent (a set, an enum, an object array, …) or a limit is exceeded; the
             message names the path to it.
     """
     return bytes(_Writer(limits, lossy=False).message(value, what))
 
 
 def encode_info(info: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "info") -> bytes:
-    """Encode an info as ``encode`` does, but what cannot be sent becomes a string that says so: ``"<not sent: set {1, 2}>"``.
+    """As ``encode``, but what cannot be sent becomes a string that says so: ``"<not sent: set {1, 2}>"``.
 
     A step must not fail because of what an environment leaves in its info. Keys that cannot be sent become their repr.
 
     Raises:
-        WireError: If the whole is beyond ``limits``.
+        WireError: the whole is beyond ``limits``.
     """
     return bytes(_Writer(limits, lossy=True).message(info, what))
 
 
 def encodable(info: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
-    """Copy ``info`` as the other side of ``encode_info`` would see it."""
+    """A copy of ``info`` as the other side of ``encode_info`` would see it."""
     return decode(encode_info(info, limits=limits), limits=limits, copy=True)
 
 
 def decode(data: bytes | bytearray | memoryview, *, limits: Limits = DEFAULT_LIMITS, copy: bool = False) -> Any:
-    """Decode the value in one message from an untrusted sender.
+    """The value in one message from an untrusted sender.
 
     Args:
-        data: The message, whole.
-        limits: The bounds it must keep to.
-        copy: Whether arrays get memory of their own and are writable. Otherwise they are read-only views of ``data``,
+        data: the message, whole.
+        limits: the bounds it must keep to.
+        copy: whether arrays get memory of their own and are writable. Otherwise they are read-only views of ``data``,
             perhaps not aligned, and keep all of it alive.
 
     Raises:
-        WireError: If the message is truncated, malformed, followed by anything, or beyond a limit.
+        WireError: the message is truncated, malformed, followed by anything, or beyond a limit.
     """
     view = memoryview(data).cast("B")
     if len(view) > limits.max_bytes:
@@ -333,7 +333,7 @@ class _Reader:
             raise WireError(f"a string that ends at byte {self.position} is not UTF-8") from error
 
     def enter(self, count: int, least: int, depth: int) -> None:
-        """Refuse ``count`` announced elements of at least ``least`` bytes before anything is made for them."""
+        """Refuses ``count`` announced elements of at least ``least`` bytes before anything is made for them."""
         if depth >= self.limits.max_depth:
             raise WireError(f"the message is nested deeper than {self.limits.max_depth}")
         if count * least > len(self.view) - self.position:
@@ -426,7 +426,7 @@ _TAGS: dict[int, Callable[[_Reader, int], Any]] = {
 
 
 def _all_plain(value: list[Any]) -> bool:
-    """Return whether msgpack's own loop can be trusted with a list: it must not fail half-way, having written some of it."""
+    """Whether msgpack's own loop can be trusted with a list: it must not fail half-way, having written some of it."""
     kinds = set(map(type, value))
     return kinds <= _LEAVES or (kinds == {int} and min(value) >= -(1 << 63) and max(value) < 1 << 64)
 

@@ -17,9 +17,9 @@ class ProtocolError(PrizedGymError, RuntimeError):
     """A server answered something its protocol does not allow.
 
     Attributes:
-        url: What was asked, as the transport named it.
-        status: The HTTP status, or None when there was no answer to speak of.
-        body: The beginning of the answer as text, at most ``BODY_SHOWN`` characters.
+        url: what was asked, as the transport named it.
+        status: the HTTP status, or None when there was no answer to speak of.
+        body: the beginning of the answer as text, at most ``BODY_SHOWN`` characters.
     """
 
     BODY_SHOWN = 2000
@@ -35,10 +35,10 @@ class RemoteError(ProtocolError):
     """The environment behind the server raised.
 
     Attributes:
-        type_name: The remote exception's class: a bare name for a built-in, else ``module.Name``.
-        message: Its text.
-        arguments: Its ``args`` where they are plain values, else its text alone.
-        traceback: The remote traceback as text.
+        type_name: the remote exception's class: a bare name for a built-in, else ``module.Name``.
+        message: its text.
+        arguments: its ``args`` where they are plain values, else its text alone.
+        traceback: the remote traceback as text.
     """
 
     SHOWN = 20_000
@@ -60,7 +60,7 @@ class RemoteError(ProtocolError):
         super().__init__(text, url=url, status=status)
 
     def original(self) -> Exception:
-        """Return the remote exception as its own type where that is a built-in or Gymnasium's, else this error.
+        """The remote exception as its own type where that is a built-in or Gymnasium's, else this error.
 
         The name came from a sandbox, so only plain ``Exception`` classes of these two modules are looked up: no name can
         end the interpreter or import a module.

@@ -35,30 +35,30 @@ _DICT_HAS_SORT_KEYS = "sort_keys" in inspect.signature(spaces.Dict.__init__).par
 
 
 def space_to_data(space: AnySpace, what: str = "space") -> Data:
-    """Describe a space as a dict that ``encode`` takes.
+    """``space`` as a dict that ``encode`` takes.
 
     A subclass of one of Gymnasium's spaces travels as that one.
 
     Args:
-        space: Any of Gymnasium's spaces, nested as deep as ``MAX_DEPTH``.
-        what: How errors name it.
+        space: any of Gymnasium's spaces, nested as deep as ``MAX_DEPTH``.
+        what: how errors name it.
 
     Raises:
-        WireError: If it, or one inside it, is of another kind; the message names the path to it.
+        WireError: it, or one inside it, is of another kind; the message names the path to it.
     """
     return _to_data(space, what, 0)
 
 
 def space_from_data(data: Any, what: str = "space", *, max_bytes: int = MAX_BYTES) -> AnySpace:
-    """Build the space that an untrusted sender's ``data`` describes.
+    """The space that an untrusted sender's ``data`` describes.
 
     Args:
-        data: What ``space_to_data`` gave, decoded.
-        what: How errors name it.
-        max_bytes: The most that one value of the space may take, in bytes, which bounds what building it takes.
+        data: what ``space_to_data`` gave, decoded.
+        what: how errors name it.
+        max_bytes: the most that one value of the space may take, in bytes, which bounds what building it takes.
 
     Raises:
-        WireError: If the data is malformed, or describes a space that is impossible, too large or nested too deeply.
+        WireError: the data is malformed, or describes a space that is impossible, too large or nested too deeply.
     """
     return _Builder(max_bytes).space(data, what, 0)
 
@@ -118,7 +118,7 @@ def _to_data(space: AnySpace, what: str, depth: int) -> Data:
 
 
 def _uniform(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | np.generic[Any]:
-    """Reduce an array whose elements are all equal to that one element: the bounds of an image are two numbers."""
+    """An array whose elements are all equal as that one element: the bounds of an image are two numbers."""
     if array.size and np.all(array == array.flat[0]):
         first = array.flat[0]
         assert isinstance(first, np.generic)
@@ -271,7 +271,7 @@ class _Fields:
         return dtype
 
     def spread(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """Take an array of exactly this dtype and shape, or one element that stands for all."""
+        """An array of exactly this dtype and shape, or one element that stands for all."""
         value = self.data.get(name)
         if not isinstance(value, (np.ndarray, np.generic)) or value.dtype != dtype or value.shape not in ((), shape):
             raise WireError(f"{self.what}: the field {name!r} is not an array of {dtype} and shape {shape}")

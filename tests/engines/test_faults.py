@@ -64,7 +64,7 @@ def test_a_copy_that_ends_is_named(faulty: prized_gym.Base, action: int, words: 
     try:
         envs.reset(seed=0)
         envs.step(actions(3))
-        pid = envs.call("get_wrapper_attr", "spec") and envs._live_fleet().where(1)
+        pid = envs.call("get_wrapper_attr", "spec") and envs.core.fleet.where(1)
         with pytest.raises(CopyDiedError) as caught:
             envs.step(actions(3, 1, action))
         text = str(caught.value)
@@ -86,7 +86,7 @@ def test_a_copy_killed_from_outside_while_idle() -> None:
         envs.reset(seed=0)
         for _ in range(10):
             envs.step(actions(3))
-        os.kill(int(envs._live_fleet().where(2).split()[1]), signal.SIGKILL)
+        os.kill(int(envs.core.fleet.where(2).split()[1]), signal.SIGKILL)
         with pytest.raises(CopyDiedError, match=r"copy 2 .*SIGKILL"):
             for _ in range(3):
                 envs.step(actions(3))
@@ -147,10 +147,10 @@ def test_a_hung_copy_shows_its_stack(action: int, place: str) -> None:
 
 
 def test_a_stopped_copy_is_ended() -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=2, step_timeout=0.5)
+    envs = ForkedVectorEnv(Faulty, num_envs=2, step_timeout=1.0)
     try:
         envs.reset(seed=0)
-        os.kill(int(envs._live_fleet().where(0).split()[1]), signal.SIGSTOP)
+        os.kill(int(envs.core.fleet.where(0).split()[1]), signal.SIGSTOP)
         with pytest.raises(CopyTimeoutError, match=r"copy 0"):
             envs.step(actions(2))
         envs.reset()
@@ -723,9 +723,9 @@ def test_a_stopped_copy_and_a_long_message() -> None:
         def step(self, action: Any) -> Any:
             return super().step(0)
 
-    envs = ForkedVectorEnv(Talks, num_envs=2, step_timeout=0.7)
+    envs = ForkedVectorEnv(Talks, num_envs=2, step_timeout=1.5)
     envs.reset(seed=0)
-    os.kill(int(envs._live_fleet().where(0).split()[1]), signal.SIGSTOP)
+    os.kill(int(envs.core.fleet.where(0).split()[1]), signal.SIGSTOP)
     with pytest.raises(CopyTimeoutError, match="copy 0"):
         envs.step(("x" * 4_000_000, "y"))
     envs.reset()
@@ -786,7 +786,7 @@ def test_branch_of_a_dead_copy_names_it() -> None:
     envs.reset(seed=0)
     for _ in range(8):
         envs.step([0, 0, 0])
-    os.kill(int(envs._live_fleet().where(0).split()[1]), signal.SIGKILL)
+    os.kill(int(envs.core.fleet.where(0).split()[1]), signal.SIGKILL)
     with pytest.raises(CopyDiedError, match="copy 0"):
         envs.branch(0, [1, 2])
     envs.reset()

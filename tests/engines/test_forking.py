@@ -17,6 +17,7 @@ import pytest
 
 import prized_gym
 from prized_gym import EngineUnavailableError, ForkedVectorEnv, ForkUnsafeError
+from tools.libraries import need_here
 from zoo.envs import Loaded
 from zoo.generators import ManyGenerators
 
@@ -137,7 +138,7 @@ def test_reset_in_the_base(fork_on: Any, tmp_path: Path) -> None:
 
 
 def test_torch_in_the_base_then_in_eight_copies() -> None:
-    pytest.importorskip("torch")
+    need_here("torch", "torch")
 
     class Torch(Loaded):
         def __init__(self) -> None:
@@ -216,7 +217,7 @@ def test_a_tqdm_bar_in_the_base_is_no_obstacle() -> None:
 
 
 def test_cuda_in_the_base_is_refused() -> None:
-    pytest.importorskip("torch")
+    need_here("torch", "torch")
 
     class Cuda(Loaded):
         def __init__(self) -> None:
@@ -418,7 +419,7 @@ def test_branch_is_a_live_fork_in_mid_episode() -> None:
     # A branch of a branch, and the source goes.
     envs.branch(3, [1])
     envs.branch(1, [3])
-    os.kill(int(envs._live_fleet().where(2).split()[1]), 9)
+    os.kill(int(envs.core.fleet.where(2).split()[1]), 9)
     with pytest.raises(prized_gym.CopyDiedError, match="copy 2"):
         envs.step([0, 0, 0, 0])
     envs.reset(seed=1)
@@ -443,14 +444,14 @@ def test_branch_outlives_its_source_and_is_reported_when_it_dies() -> None:
     envs.reset(seed=0)
     envs.step([1, 0, 0])
     envs.branch(0, [2])
-    os.kill(int(envs._live_fleet().where(0).split()[1]), 9)
+    os.kill(int(envs.core.fleet.where(0).split()[1]), 9)
     lost = 0
     for _ in range(5):
         observations, _, _, truncations, _ = envs.step([0, 0, 1])
         lost += truncations.astype(int)
     assert lost.tolist() == [1, 0, 0]
     assert observations[2, 0] == 6
-    os.kill(int(envs._live_fleet().where(2).split()[1]), 9)
+    os.kill(int(envs.core.fleet.where(2).split()[1]), 9)
     for _ in range(5):
         _, _, _, truncations, _ = envs.step([0, 0, 1])
         lost += truncations.astype(int)

