@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -318,9 +319,8 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except runsc.RunscUnavailable as error:
-        raise EngineUnavailableError(
-            f"engine='gvisor' cannot run here: {error}\nengine='local' forks processes instead of sandboxes."
-        ) from error
+        instead = "\nengine='local' forks processes instead of sandboxes." if sys.platform.startswith("linux") else ""
+        raise EngineUnavailableError(f"engine='gvisor' cannot run here: {error}{instead}") from error
     except runsc.SandboxDied as error:
         raise SandboxDiedError(str(error)) from error
     except runsc.SandboxTimeout as error:
