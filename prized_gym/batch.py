@@ -275,6 +275,13 @@ class ActionBuffer:
         return assemble(self.space, values)
 
 
+def read_only(array: Array) -> Array:
+    """A view of ``array`` that cannot be written through."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 _DTYPES: dict[int, np.dtype[Any]] = {np.dtype(kind).num: np.dtype(kind) for kind in "?bBhHiIlLqQefdgFD"}
 
 

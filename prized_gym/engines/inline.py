@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from prized_gym.batch import ActionBuffer, Array, ObservationBuffer
+from prized_gym.batch import ActionBuffer, Array, ObservationBuffer, read_only
 from prized_gym.errors import BaseDiedError, EngineUnavailableError
 from prized_gym.interface import commands as ops
-from prized_gym.interface.commands import Command, Reset, Start
+from prized_gym.interface.commands import Command
 from prized_gym.interface.engine import BaseHandle, Description, Engine
 from prized_gym.interface.failure import Failure, not_forked
 from prized_gym.interface.fleet import UNLIMITED, Finished, Fleet, TimeLimits, Usage
-from prized_gym.interface.performing import Origin, perform_command
+from prized_gym.interface.performing import Origin, copy_number, perform_command
 from prized_gym.recipe import AnyEnv, Recipe, build, build_env
 from prized_gym.seeding import fresh_entropy
 
@@ -122,13 +122,14 @@ class InlineFleet(Fleet):
         self._rewards = np.zeros(size)
         self._terminations = np.zeros(size, np.bool_)
         self._truncations = np.zeros(size, np.bool_)
-        self.rewards = _read_only(self._rewards)
-        self.terminations = _read_only(self._terminations)
-        self.truncations = _read_only(self._truncations)
+        self.rewards = read_only(self._rewards)
+        self.terminations = read_only(self._terminations)
+        self.truncations = read_only(self._truncations)
         self._envs: dict[int, tuple[AnyEnv, Origin]] = {}
         self._gone = {index: not_forked(index) for index in range(size)}
         self._todo: dict[int, tuple[int, Any]] = {}
         self._cpu: dict[int, float] = {}
+        self._made: dict[int, float] = {}
 
     # Making copies
 
@@ -137,6 +138,7 @@ class InlineFleet(Fleet):
         for index, command in first.items():
             self._let_go(index, not_forked(index))
             self._cpu[index] = 0.0
+            self._made[index] = time.monotonic()
             self._todo[index] = (_FORK, command)
 
     def branch(self, source: int, targets: Sequence[int]) -> None:
@@ -197,7 +199,7 @@ class InlineFleet(Fleet):
 
     def _do(self, index: int, op: int, argument: Any, finished: Finished) -> None:
         if op == _FORK:
-            self._envs[index] = self._base.copy(_number(index, argument))
+            self._envs[index] = self._base.copy(copy_number(index, argument))
             del self._gone[index]
         if index not in self._envs:
             finished.failures[index] = self._gone[index]
@@ -265,7 +267,10 @@ class InlineFleet(Fleet):
         return self._gone[index]
 
     def usage(self, index: int) -> Usage:
-        return Usage(cpu_seconds=self._cpu.get(index, 0.0))
+        usage = Usage(cpu_seconds=self._cpu.get(index, 0.0))
+        if index in self._envs:
+            usage.seconds = time.monotonic() - self._made[index]
+        return usage
 
     def release(self, indices: Sequence[int]) -> None:
         for index in indices:
@@ -273,10 +278,10 @@ class InlineFleet(Fleet):
 
     def abandon(self) -> None:
         """The base is being closed: end every copy, and fail whatever is asked of them from here on."""
-        error = BaseDiedError("the base was closed")
         for index in range(self.size):
-            reason = f"was lost with its base: {error}"
-            self._let_go(index, Failure(index, self.where(index), "base", reason, exception=error))
+            self._let_go(
+                index, Failure(index, self.where(index), "base", "was lost with its base: the base was closed")
+            )
 
     def close(self, timeout: float | None = None) -> None:
         self._todo.clear()
@@ -291,15 +296,3 @@ class InlineFleet(Fleet):
                 env.close()
             except Exception:
                 traceback.print_exc()
-
-
-def _number(index: int, first: Command) -> int:
-    """Which copy of its vector environment a new fork is: its index here, where its first command does not say."""
-    fresh = first.fresh if isinstance(first, (Reset, Start)) else None
-    return index if fresh is None else fresh.copy
-
-
-def _read_only(array: Array) -> Array:
-    view = array.view()
-    view.flags.writeable = False
-    return view

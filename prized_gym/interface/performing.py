@@ -63,6 +63,12 @@ def perform_command(env: AnyEnv, command: Command, origin: Origin) -> Performed:
     return Performed()
 
 
+def copy_number(index: int, first: Command) -> int:
+    """Which copy of its vector environment a new fork is: copy ``index`` of its fleet, unless its first command says."""
+    fresh = first.fresh if isinstance(first, (Reset, Start)) else None
+    return index if fresh is None else fresh.copy
+
+
 def _reset(env: AnyEnv, command: Reset, origin: Origin) -> tuple[Any, dict[str, Any]]:
     if command.fresh is not None:
         _start(env, command.fresh, origin)
