@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -17,23 +18,14 @@ from prized_gym.arguments import seconds
 from prized_gym.errors import BaseDiedError, EngineUnavailableError
 from prized_gym.html import table
 from prized_gym.interface.engine import BaseHandle, Description, Engine
-from prized_gym.interface.fleet import Fleet
+from prized_gym.interface.fleet import UNLIMITED, Fleet, TimeLimits
+from prized_gym.interface.sandbox import KEPT_HOURS, Answer, Copy, ExecResult, Files, KeptBase, SandboxHandle
 from prized_gym.recipe import AnyEnv, EnvFactory, Recipe, resolve
-
-if TYPE_CHECKING:
-    from prized_gym.sandbox.base import SandboxBase
-    from prized_gym.sandbox.copy import Answer, Copy
-    from prized_gym.sandbox.driver import ExecResult, Files
 
 DEFAULT_SETUP_TIMEOUT = 600.0
 
 BASE_OPTIONS = ("warm_up", "on_fork", "setup_timeout", "env_kwargs", "max_episode_steps", "render_mode", "reset_seed")
 """The options of a base that a vector environment takes for the base it sets up itself."""
-
-_DEFAULTS = {"setup_timeout": DEFAULT_SETUP_TIMEOUT, "reset_seed": 0}
-
-_NONE_MEANS = ("setup_timeout", "reset_seed")
-"""Those for which None is a value of its own, not the default."""
 
 
 class Closable(Protocol):
@@ -64,8 +56,9 @@ class Base:
             or a class of ``__main__`` will do), ``"module:function"``, or a sequence of callables, one per copy. In a
             sequence the same object is built once and distinct ones once each, all in the one base. None, in a sandbox:
             a server of your own (``start``), or just what ``setup`` installs.
-        engine: ``"local"`` (processes), ``"inline"`` (this process), ``"gvisor"`` (sandboxes of this machine); None:
-            ``PRIZED_GYM_ENGINE``, else ``local``.
+        engine: ``"local"`` (processes), ``"inline"`` (this process), ``"gvisor"`` (sandboxes of this machine), the name of
+            one that an installed package registers as an entry point of the group ``prized_gym.engines``, or a subclass
+            of ``prized_gym.interface.engine.Engine``; None: ``PRIZED_GYM_ENGINE``, else ``local``.
         warm_up: called in the base with each environment it built, before the first fork.
         on_fork: called in each copy right after its fork as ``on_fork(env, index, seed)``: the place to open what a
             fork cannot carry over, such as a CUDA context, a connection or a thread.
@@ -106,7 +99,7 @@ class Base:
         self,
         env: str | EnvSpec | EnvFactory | Sequence[EnvFactory] | None = None,
         *,
-        engine: str | None = None,
+        engine: str | type[Engine] | None = None,
         warm_up: Callable[[AnyEnv], Any] | None = None,
         on_fork: Callable[[AnyEnv, int, int], Any] | None = None,
         setup_timeout: float | None = DEFAULT_SETUP_TIMEOUT,
@@ -147,7 +140,7 @@ class Base:
         cls,
         id: str,
         *,
-        engine: str | None = None,
+        engine: str | type[Engine] | None = None,
         setup_timeout: float | None = DEFAULT_SETUP_TIMEOUT,
         reset_seed: int | None = 0,
         progress: bool = True,
@@ -226,42 +219,51 @@ class Base:
         return not self.closed and self._handle.alive
 
     @property
+    def copy_size(self) -> tuple[float, float] | None:
+        """The vCPUs and the GB of memory that each copy is given and charged for; None where it takes what it uses."""
+        return self._handle.copy_size
+
+    @property
     def description(self) -> Description:
         """Everything the base tells of its environments."""
         return self._handle.description
 
-    def fleet(self, size: int, reset_in_base: bool = False) -> Fleet:
-        """A fleet of ``size`` copies, none forked yet. A base that died is first rebuilt from its recipe.
+    def fleet(
+        self,
+        size: int,
+        reset_in_base: bool = False,
+        limits: TimeLimits = UNLIMITED,
+        labels: Mapping[str, str] | None = None,
+    ) -> Fleet:
+        """Make a fleet of ``size`` copies, none forked yet. A base that died is first rebuilt from its recipe.
 
         Args:
             size: how many copies.
             reset_in_base: reset the environment in the base, if that has not been done, for copies to start from.
+            limits: how long a step or a reset may take, which the fleet enforces.
+            labels: of its copies, where copies have labels; None: the base's.
 
         Raises:
-            BaseDiedError: the base is closed.
+            BaseDiedError: the base is closed, or has died and there is no recipe.
         """
         self.revive()
         if reset_in_base:
             self.reset_environment()
-        return self._handle.fleet(size)
+        return self._handle.fleet(size, limits, labels)
 
     def revive(self) -> None:
-        """Build a base that died anew, from its recipe.
+        """Build a base that died anew from its recipe, its environment reset as before.
 
         Raises:
-            BaseDiedError: it is closed.
+            BaseDiedError: it is closed, or there is no recipe.
         """
-        with self._lock:
-            if self.closed:
-                raise BaseDiedError(f"{self!r} is closed: it cannot be forked any more")
-            if not self._handle.alive:
-                self._handle.close()
-                self._handle = self._build()
+        if self.closed:
+            raise BaseDiedError(f"{self!r} is closed: it cannot be forked any more")
+        self._handle.revive()
 
     def reset_environment(self) -> None:
         """Reset the environment in the base, if that has not been done, for copies to start from."""
-        with self._lock:
-            self._handle.reset_environment(self._reset_seed)
+        self._handle.reset_environment(self._reset_seed)
 
     # A base that is a sandbox
 
@@ -273,20 +275,24 @@ class Base:
     @property
     def id(self) -> str:
         """The id of the sandbox; that of the kept one for a base that was connected to."""
-        return self._kept or self._sandbox().id
+        return self._kept or self.sandbox_handle().own.id
 
     @property
     def files(self) -> Files:
         """Files in the sandbox: ``upload``, ``download``, ``read``, ``write``, ``list``, ``remove``."""
-        return self._sandbox().files
+        return self.sandbox_handle().own.files
 
     def exec(self, cmd: str | Sequence[str], **options: Any) -> ExecResult:
-        """Run a command in the sandbox, as :meth:`prized_gym.Copy.exec` does. Copies forked later have what it changed."""
-        return self._sandbox().exec(cmd, **options)
+        """Run a command in the sandbox, as :meth:`prized_gym.Copy.exec` does.
+
+        Copies forked later have what it changed, where the provider forks live. A base that is built anew, because it died
+        or because its machine is full, has only what its set-up made.
+        """
+        return self.sandbox_handle().own.exec(cmd, **options)
 
     def http(self, path: str, **options: Any) -> Answer:
         """Ask the server in the sandbox, as :meth:`prized_gym.Copy.http` does."""
-        return self._sandbox().http(path, **options)
+        return self.sandbox_handle().own.http(path, **options)
 
     def fork(
         self, n: int = 1, *, labels: Mapping[str, str] | None = None, network: str | None = None, timeout: float = 120.0
@@ -303,46 +309,77 @@ class Base:
             BaseDiedError: the base is gone. SandboxError: it could not be forked.
             EngineUnavailableError: the base is no sandbox.
         """
-        handle = self.sandbox_handle()
-        return handle.fork(n, labels, network, timeout)
+        return self.sandbox_handle().fork(n, labels, network, timeout)
 
     def pause(self) -> None:
         """Stop all processes of the sandbox until :meth:`resume`. It can be forked meanwhile."""
-        self._sandbox().pause()
+        self.sandbox_handle().own.pause()
 
     def resume(self) -> None:
         """Let the sandbox go on."""
-        self._sandbox().resume()
+        self.sandbox_handle().own.resume()
 
-    def keep(self) -> str:
+    def keep(self, lifetime_hours: float | None = KEPT_HOURS) -> str:
         """Leave the sandbox behind, paused, under the id returned: :meth:`connect` forks it from any process of yours.
 
-        This base is closed; copies made from it with :meth:`fork` live on.
+        This base is closed; copies made from it with :meth:`fork` live on. What is kept takes as much disk as the sandbox
+        has memory: :meth:`kept` and ``prized-gym ls`` list it, :meth:`remove` and ``prized-gym rm`` delete it.
+
+        Args:
+            lifetime_hours: after which it is deleted, by the provider or the next ``prized-gym sweep``; None for never.
+
+        Raises:
+            ValueError: ``lifetime_hours`` is not positive.
+            SandboxError: the provider keeps no sandboxes.
         """
-        handle = self.sandbox_handle()
-        kept = handle.keep()
+        if lifetime_hours is not None and not lifetime_hours > 0:
+            raise ValueError(f"lifetime_hours must be positive or None, got {lifetime_hours!r}")
+        kept = self.sandbox_handle().keep(lifetime_hours)
         self.closed = True
         return kept
 
-    def sandbox_handle(self) -> SandboxBase:
-        """The base as its engine holds it.
+    @classmethod
+    def kept(cls, engine: str | type[Engine] | None = None) -> list[KeptBase]:
+        """List the bases that :meth:`keep` left behind, oldest first: id, engine, labels, size, when made, when deleted.
+
+        Args:
+            engine: of which engine; None: of all that can run here.
 
         Raises:
-            EngineUnavailableError: it is no sandbox. BaseDiedError: it is closed.
+            EngineUnavailableError: the engine that is named cannot run here.
         """
-        if not self._engine.sandboxes:
-            raise EngineUnavailableError(
-                f"a base of engine={self.engine!r} is no sandbox: commands, files, fork() and keep() need "
-                "engine='gvisor' or another whose bases are sandboxes"
-            )
-        if self.closed:
-            raise BaseDiedError(f"{self!r} is closed")
-        return cast("SandboxBase", self._handle)
+        found: list[KeptBase] = []
+        for one in _asked(engine):
+            with _able(engine):
+                found += one.kept()
+        return found
 
-    def _sandbox(self) -> Copy:
-        handle = self.sandbox_handle()
-        handle.check_alive()
-        return handle.own_copy
+    @classmethod
+    def remove(cls, id: str, engine: str | type[Engine] | None = None) -> bool:
+        """Delete a kept base. Copies forked from it are not touched.
+
+        Args:
+            id: what :meth:`keep` returned.
+            engine: the engine it lives in; None: all that can run here are asked.
+
+        Returns:
+            Whether there was one.
+        """
+        found = False
+        for one in _asked(engine):
+            with _able(engine):
+                found |= one.remove(id)
+        return found
+
+    def sandbox_handle(self) -> SandboxHandle:
+        """The base as its engine holds it, if it is a sandbox.
+
+        Raises:
+            EngineUnavailableError: it is none. BaseDiedError: it is closed.
+        """
+        if self.is_sandbox and self.closed:
+            raise BaseDiedError(f"{self!r} is closed")
+        return self._handle.sandbox()
 
     def before_closing(self, user: Closable) -> None:
         """Have ``user.close()`` called before the base is closed: it uses copies in threads of its own."""
@@ -351,11 +388,10 @@ class Base:
     def close(self) -> None:
         """End the base and all its copies. Calling it again does nothing."""
         with self._lock:
-            if self.closed:
-                return
-            self.closed = True
-        for user in list(self._users):
+            users, self.closed = [] if self.closed else list(self._users), True
+        for user in users:
             user.close()
+        # Called again, it goes on with what an interrupt has kept from being closed.
         self._handle.close()
 
     def __enter__(self) -> Base:
@@ -405,123 +441,15 @@ def check_options(engine: type[Engine], options: Mapping[str, Any], owner: str) 
     return {**engine.options, **options}
 
 
-class _Shared:
-    """A shared base, which may still be being set up."""
-
-    def __init__(self, spec: EnvSpec, options: dict[str, Any]) -> None:
-        self.spec = spec
-        self.options = options
-        self.users = 0
-        self.base: Base | None = None
-        self.building = threading.Lock()
-
-    def fits(self, spec: EnvSpec, options: dict[str, Any]) -> bool:
-        usable = self.base is None or self.base.alive
-        return usable and _equal(spec, self.spec) and _equal(options, self.options)
+def _asked(engine: str | type[Engine] | None) -> list[type[Engine]]:
+    return [engines.load(name) for name in engines.names()] if engine is None else [engines.load(engine)]
 
 
-class SharedBases:
-    """Bases that vector environments of this process share: those of an equal ``EnvSpec`` and equal options."""
-
-    def __init__(self) -> None:
-        # Reentrant: the garbage collector may close a vector environment of this thread at any moment.
-        self._lock = threading.RLock()
-        self._shared: list[_Shared] = []
-
-    def acquire(self, spec: EnvSpec, options: dict[str, Any], progress: bool) -> Base:
-        """The shared base of ``spec``, set up if there is none yet. To be given back with :meth:`release`."""
-        with self._lock:
-            entry = next((entry for entry in self._shared if entry.fits(spec, options)), None)
-            if entry is None:
-                entry = _Shared(spec, options)
-                self._shared.append(entry)
-            entry.users += 1
-        # Different bases are set up at the same time; of one, the second user waits for the first.
-        with entry.building:
-            if entry.base is None:
-                try:
-                    entry.base = Base(spec, progress=progress, **options)
-                except BaseException:
-                    self._leave(entry)
-                    raise
-            return entry.base
-
-    def release(self, base: Base) -> None:
-        """Give a base back; the last user closes it. A base that is not shared is left alone."""
-        with self._lock:
-            entry = next((entry for entry in self._shared if entry.base is base), None)
-        if entry is not None and self._leave(entry):
-            base.close()
-
-    def _leave(self, entry: _Shared) -> bool:
-        """One user less; whether it was the last."""
-        with self._lock:
-            entry.users -= 1
-            if entry.users == 0:
-                self._shared.remove(entry)
-            return entry.users == 0
-
-
-def _equal(a: Any, b: Any) -> bool:
+@contextlib.contextmanager
+def _able(engine: str | type[Engine] | None) -> Iterator[None]:
+    """Pass over an engine that cannot run here, unless it was named."""
     try:
-        return bool(a == b)
-    except Exception:
-        # Arrays among the keyword arguments: not to be told apart cheaply, so not shared.
-        return False
-
-
-SHARED = SharedBases()
-
-
-def find_base(env: Any, num_envs: int | None, progress: bool, given: Mapping[str, Any]) -> tuple[Base, bool]:
-    """The base that a vector environment forks, and whether it is its own (neither shared nor the user's).
-
-    Args:
-        env: what the vector environment was given.
-        num_envs: how many copies it was asked for.
-        progress: show a progress bar.
-        given: options of :class:`Base` and of the engine; None for one that was not given.
-
-    Raises:
-        TypeError, ValueError: an option that does not exist, or does not fit the others.
-    """
-    options = {name: given.get(name) for name in ("engine", *BASE_OPTIONS)}
-    engine_options = {name: value for name, value in given.items() if name not in options}
-    if isinstance(env, Base):
-        if options["engine"] not in (None, env.engine):
-            raise ValueError(f"engine={options['engine']!r}, but the Base given lives in engine {env.engine!r}")
-        misplaced = [name for name, value in options.items() if name != "engine" and value is not None]
-        misplaced += list(engine_options)
-        if misplaced:
-            raise TypeError(
-                f"{', '.join(misplaced)}: an option of the base, which is set up already; pass it to Base() instead"
-            )
-        return env, False
-    chosen = {
-        name: value for name, value in options.items() if value is not None or (name in given and name in _NONE_MEANS)
-    }
-    # Checked before anything is set up.
-    engine = engines.load(options["engine"])
-    check_options(engine, engine_options, "ForkedVectorEnv")
-    chosen["engine"] = engine.name
-    if isinstance(env, str) and engine.is_id(env):
-        unfit = [name for name in chosen if name not in ("engine", "setup_timeout", "reset_seed")]
-        if unfit:
-            raise TypeError(f"{', '.join(unfit)}: an option of a base that is set up, and {env} is a kept one")
-        return Base.connect(env, progress=progress, **chosen, **engine_options), True
-    source = resolve(env)
-    if isinstance(source, list) and num_envs not in (None, len(source)):
-        raise ValueError(f"num_envs={num_envs}, but env is a sequence of {len(source)} callables")
-    if isinstance(source, EnvSpec):
-        filled = {**_DEFAULTS, **chosen, **check_options(engine, engine_options, "ForkedVectorEnv")}
-        return SHARED.acquire(source, filled, progress), False
-    return Base(env, progress=progress, **chosen, **engine_options), True
-
-
-def count_copies(base: Base, num_envs: int | None) -> int:
-    """How many copies a vector environment over ``base`` has, given what it was asked for."""
-    if base.num_envs is not None:
-        if num_envs not in (None, base.num_envs):
-            raise ValueError(f"num_envs={num_envs}, but the base was set up for {base.num_envs} copies")
-        return base.num_envs
-    return 1 if num_envs is None else num_envs
+        yield
+    except EngineUnavailableError:
+        if engine is not None:
+            raise

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import time
 import traceback
+import weakref
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar
 
-from prized_gym.batch import Array
-from prized_gym.calls import perform
-from prized_gym.errors import EngineUnavailableError
+import numpy as np
+
+from prized_gym.batch import ActionBuffer, Array, ObservationBuffer, read_only
+from prized_gym.errors import BaseDiedError, EngineUnavailableError
 from prized_gym.interface import commands as ops
-from prized_gym.interface.commands import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
+from prized_gym.interface.commands import Command
 from prized_gym.interface.engine import BaseHandle, Description, Engine
 from prized_gym.interface.failure import Failure, not_forked
-from prized_gym.interface.fleet import Fleet, Usage
+from prized_gym.interface.fleet import UNLIMITED, Finished, Fleet, TimeLimits, Usage
+from prized_gym.interface.performing import Origin, copy_number, perform_command
 from prized_gym.recipe import AnyEnv, Recipe, build, build_env
-from prized_gym.seeding import fresh_entropy, reseed, set_random_state
+from prized_gym.seeding import fresh_entropy
+
+_FORK = -1
+"""In place of an operation: build the copy, then do the command."""
 
 
 class InlineEngine(Engine):
@@ -43,6 +49,7 @@ class InlineBase(BaseHandle):
         self._open = True
         self._reset_wanted = False
         self._reset_seed = 0
+        self._fleets: weakref.WeakSet[InlineFleet] = weakref.WeakSet()
         built = build(recipe)
         env = built.envs[0]
         self.description = Description(
@@ -64,21 +71,35 @@ class InlineBase(BaseHandle):
     def where(self) -> str:
         return "this process"
 
-    def fleet(self, size: int) -> Fleet:
-        return InlineFleet(size, self)
+    def revive(self) -> None:
+        if not self._open:
+            raise BaseDiedError("the base was closed")
+
+    def fleet(self, size: int, limits: TimeLimits = UNLIMITED, labels: Mapping[str, str] | None = None) -> Fleet:
+        self.revive()
+        fleet = InlineFleet(size, self)
+        self._fleets.add(fleet)
+        return fleet
 
     def close(self) -> None:
-        self._open = False
+        if self._open:
+            self._open = False
+            for fleet in list(self._fleets):
+                fleet.abandon()
 
-    def copy(self, index: int) -> tuple[AnyEnv, tuple[Any, dict[str, Any]] | None]:
-        """A newly built environment for copy ``index``; with ``reset_in="base"`` also what its reset gave."""
+    def copy(self, number: int) -> tuple[AnyEnv, Origin]:
+        """A newly built environment for copy ``number``, and what it has from this base."""
         sources = self.recipe.sources
-        env = build_env(self.recipe, sources[index if len(sources) > 1 else 0])
+        source = sources[number if len(sources) > 1 else 0]
+        env = build_env(self.recipe, source)
         if self.recipe.warm_up is not None:
             self.recipe.warm_up(env)
-        return env, env.reset(seed=self._reset_seed) if self._reset_wanted else None
+        first = env.reset(seed=self._reset_seed) if self._reset_wanted else None
+        sole = len(sources) > 1 and sum(other is source for other in sources) == 1
+        return env, Origin(self.recipe.on_fork, first, sole)
 
     def reset_environment(self, seed: int | None) -> None:
+        self.revive()
         if not self._reset_wanted:
             # There is no live base: every copy is built and reset anew, with one seed.
             self._reset_wanted = True
@@ -86,149 +107,150 @@ class InlineBase(BaseHandle):
 
 
 class InlineFleet(Fleet):
-    """Copies stepped one after another, when they are waited for."""
+    """Copies stepped one after another, when they are waited for.
 
-    can_branch: ClassVar[bool] = False
+    A copy cannot be interrupted: no time limit is enforced, and ``wait`` returns once the copies it does are done.
+    """
+
     carries_random_state: ClassVar[bool] = True
 
     def __init__(self, size: int, base: InlineBase) -> None:
-        super().__init__(size)
+        self.size = size
         self._base = base
-        self.allocate(base.description.observation_space, base.description.action_space)
-        self._envs: dict[int, AnyEnv] = {}
-        self._first: dict[int, tuple[Any, dict[str, Any]] | None] = {}
+        self.observations = ObservationBuffer(base.description.observation_space, size)
+        self._actions = ActionBuffer(base.description.action_space, size)
+        self._rewards = np.zeros(size)
+        self._terminations = np.zeros(size, np.bool_)
+        self._truncations = np.zeros(size, np.bool_)
+        self.rewards = read_only(self._rewards)
+        self.terminations = read_only(self._terminations)
+        self.truncations = read_only(self._truncations)
+        self._envs: dict[int, tuple[AnyEnv, Origin]] = {}
+        self._gone = {index: not_forked(index) for index in range(size)}
         self._todo: dict[int, tuple[int, Any]] = {}
         self._cpu: dict[int, float] = {}
 
-    def fork(self, first: Mapping[int, Command], timeout: float | None = None) -> None:
+    # Making copies
+
+    def fork(self, first: Mapping[int, Command]) -> None:
+        self._base.revive()
         for index, command in first.items():
-            self._close_one(index)
-            self._envs[index], self._first[index] = self._base.copy(index)
+            self._let_go(index, not_forked(index))
             self._cpu[index] = 0.0
-            self._todo[index] = (ops.COMMAND, command)
+            self._todo[index] = (_FORK, command)
 
     def branch(self, source: int, targets: Sequence[int]) -> None:
         raise EngineUnavailableError(
-            "branch() makes live forks of a copy, which engine='inline' cannot: use engine='local'"
+            "branch() makes live forks of a copy, which engine='inline' cannot: use engine='local', on Linux"
         )
 
-    def step(self, arrays: Sequence[Array], objects: Sequence[Sequence[Any]], batch: bytes) -> None:
-        self.step_some(range(self.size), arrays, objects, batch)
+    # One batch
+
+    def step(self, arrays: Sequence[Array], objects: Sequence[Sequence[Any]], ops: bytes) -> None:
+        self.step_some(range(self.size), arrays, objects, ops)
 
     def step_some(
-        self, indices: Sequence[int], arrays: Sequence[Array], objects: Sequence[Sequence[Any]], batch: bytes
+        self, indices: Sequence[int], arrays: Sequence[Array], objects: Sequence[Sequence[Any]], ops: bytes
     ) -> None:
         for number, index in enumerate(indices):
-            action = None
-            if batch[number] in (ops.STEP, ops.STEP_RESET):
-                parts = [array[number] for array in arrays]
-                own = [part.copy() if hasattr(part, "shape") and part.shape else part for part in parts]
-                action = self.actions.join(own, [column[number] for column in objects])
-            self._todo[index] = (batch[number], action)
+            self._todo[index] = (ops[number], self._action(number, arrays, objects))
+
+    def _action(self, number: int, arrays: Sequence[Array], objects: Sequence[Sequence[Any]]) -> Any:
+        parts = [array[number] for array in arrays]
+        own = [part.copy() if hasattr(part, "shape") and part.shape else part for part in parts]
+        return self._actions.join(own, [column[number] for column in objects])
 
     def command(self, commands: Mapping[int, Command]) -> None:
         for index, command in commands.items():
             self._todo[index] = (ops.COMMAND, command)
 
-    def wait(self, count: int | None = None, timeout: float | None = None) -> list[int]:
-        finished: list[int] = []
+    def wait(self, count: int | None = None, timeout: float | None = None) -> Finished:
+        done: list[int] = []
+        finished = Finished(done)
         for index in list(self._todo):
-            if count is not None and len(finished) >= count:
+            if count is not None and len(done) >= count:
                 break
             op, argument = self._todo[index]
             started = time.process_time()
             try:
-                self._do(index, op, argument)
+                self._do(index, op, argument, finished)
             except (Exception, SystemExit) as error:
-                self.failures[index] = self._failure(index, error)
+                finished.failures[index] = self._failed(index, error)
             self._cpu[index] = self._cpu.get(index, 0.0) + time.process_time() - started
             del self._todo[index]
-            finished.append(index)
+            done.append(index)
+        done.sort()
         return finished
 
     @property
     def busy(self) -> list[int]:
-        return list(self._todo)
+        return sorted(self._todo)
 
-    def _do(self, index: int, op: int, argument: Any) -> None:
-        if op == ops.NOOP:
+    def fds(self) -> list[int]:
+        return []
+
+    @property
+    def next_deadline(self) -> float | None:
+        return None
+
+    # What one copy does
+
+    def _do(self, index: int, op: int, argument: Any, finished: Finished) -> None:
+        if op == _FORK:
+            self._envs[index] = self._base.copy(copy_number(index, argument))
+            del self._gone[index]
+        if index not in self._envs:
+            finished.failures[index] = self._gone[index]
             return
-        env = self._envs.get(index)
-        if env is None:
-            self.failures[index] = self._dead.get(index) or not_forked(index)
+        env, origin = self._envs[index]
+        if op in (ops.STEP, ops.STEP_RESET):
+            self._step(index, env, op == ops.STEP_RESET, argument, finished)
         elif op == ops.RESET:
-            self._began(index, *env.reset())
-        elif op == ops.COMMAND:
-            self._command(index, env, argument)
-        else:
-            self._step(index, env, op == ops.STEP_RESET, argument)
+            self._began(index, *env.reset(), finished)
+        elif op in (ops.COMMAND, _FORK):
+            performed = perform_command(env, argument, origin)
+            if performed.began is not None:
+                self._began(index, *performed.began, finished)
+            if performed.result is not None:
+                finished.results[index] = performed.result
 
-    def _step(self, index: int, env: AnyEnv, then_reset: bool, action: Any) -> None:
+    def _step(self, index: int, env: AnyEnv, then_reset: bool, action: Any, finished: Finished) -> None:
         observation, reward, terminated, truncated, info = env.step(action)
-        self.rewards[index] = reward
-        self.terminations[index] = terminated
-        self.truncations[index] = truncated
+        final = None
         if then_reset and (terminated or truncated):
             # Copied before the reset, which may overwrite a buffer that the environment reuses.
-            self.finals[index] = deepcopy((observation, info))
+            final = deepcopy((observation, info))
             observation, info = env.reset()
-        self._observe(index, observation)
-        if info:
-            self.infos[index] = info
+        self._observe(index, observation, info, finished)
+        self._rewards[index] = reward
+        self._terminations[index] = terminated
+        self._truncations[index] = truncated
+        if final is not None:
+            finished.finals[index] = final
 
-    def _began(self, index: int, observation: Any, info: dict[str, Any]) -> None:
-        self._observe(index, observation)
-        self.rewards[index] = 0.0
-        self.terminations[index] = False
-        self.truncations[index] = False
-        if info:
-            self.infos[index] = info
+    def _began(self, index: int, observation: Any, info: dict[str, Any], finished: Finished) -> None:
+        self._observe(index, observation, info, finished)
+        self._rewards[index] = 0.0
+        self._terminations[index] = False
+        self._truncations[index] = False
 
-    def _observe(self, index: int, observation: Any) -> None:
+    def _observe(self, index: int, observation: Any, info: dict[str, Any], finished: Finished) -> None:
         self.observations.store_objects(index, self.observations.write(index, observation))
+        if info:
+            finished.infos[index] = info
 
-    def _command(self, index: int, env: AnyEnv, command: Command) -> None:
-        if isinstance(command, Reset):
-            if command.fresh is not None:
-                self._start(index, env, command.fresh)
-            elif command.reseed is not None:
-                reseed(env, command.reseed, keep_seeded=self._sole(index))
-            first = self._first[index]
-            if command.from_base:
-                if first is None:
-                    raise RuntimeError("the base was not set up with reset_in='base'")
-                self._began(index, *first)
-            else:
-                self._began(index, *env.reset(seed=command.seed, options=command.options))
-        elif isinstance(command, Call):
-            self.results[index] = perform(env, command.name, command.args, command.kwargs)
-        elif isinstance(command, SetAttr):
-            for name, value in command.values.items():
-                env.set_wrapper_attr(name, value)
-        elif isinstance(command, Reseed):
-            reseed(env, command.seed)
-        elif isinstance(command, Start):
-            self._start(index, env, command.fresh)
-
-    def _sole(self, index: int) -> bool:
-        sources = self._base.recipe.sources
-        return len(sources) > 1 and sum(source is sources[index] for source in sources) == 1
-
-    def _start(self, index: int, env: AnyEnv, fresh: Fresh) -> None:
-        reseed(env, fresh.seed, keep_seeded=self._sole(index))
-        if fresh.random_state is not None:
-            set_random_state(env, fresh.random_state)
-        if self._base.recipe.on_fork is not None:
-            self._base.recipe.on_fork(env, index, fresh.seed)
-        for name, value in fresh.attributes.items():
-            env.set_wrapper_attr(name, value)
-
-    def _failure(self, index: int, error: BaseException) -> Failure:
+    def _failed(self, index: int, error: BaseException) -> Failure:
         if isinstance(error, SystemExit):
-            return Failure(index, self.where(index), "exited", f"called sys.exit({error.code!r})")
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        summary = traceback.format_exception_only(type(error), error)[-1].strip()
-        return Failure(index, self.where(index), "raised", f"raised {summary}", traceback=text, exception=error)
+            failure = Failure(index, self.where(index), "exited", f"called sys.exit({error.code!r})")
+        else:
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            summary = traceback.format_exception_only(type(error), error)[-1].strip()
+            failure = Failure(index, self.where(index), "raised", f"raised {summary}", traceback=text, exception=error)
+        if index not in self._envs:
+            self._gone[index] = failure
+        return failure
+
+    # Failure and end
 
     def alive(self, index: int) -> bool:
         return index in self._envs
@@ -237,22 +259,35 @@ class InlineFleet(Fleet):
         return "in this process"
 
     def end(self, index: int, timed_out: float | None = None) -> Failure:
+        if index in self._envs:
+            self._let_go(index, Failure(index, self.where(index), "died", "was ended"))
         self._todo.pop(index, None)
-        self._close_one(index)
-        return Failure(index, self.where(index), "died", "was ended")
+        return self._gone[index]
 
     def usage(self, index: int) -> Usage:
         return Usage(cpu_seconds=self._cpu.get(index, 0.0))
 
-    def _close_one(self, index: int) -> None:
-        env = self._envs.pop(index, None)
+    def release(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            self._let_go(index, not_forked(index))
+
+    def abandon(self) -> None:
+        """The base is being closed: end every copy, and fail whatever is asked of them from here on."""
+        for index in range(self.size):
+            self._let_go(
+                index, Failure(index, self.where(index), "base", "was lost with its base: the base was closed")
+            )
+
+    def close(self, timeout: float | None = None) -> None:
+        self._todo.clear()
+        self.release(list(self._envs))
+
+    def _let_go(self, index: int, why: Failure) -> None:
+        """Close the environment of copy ``index``, which is gone for the reason given."""
+        self._gone[index] = why
+        env, _ = self._envs.pop(index, (None, None))
         if env is not None:
             try:
                 env.close()
             except Exception:
                 traceback.print_exc()
-
-    def close(self, timeout: float | None = None) -> None:
-        self._todo.clear()
-        for index in list(self._envs):
-            self._close_one(index)

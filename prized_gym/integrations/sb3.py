@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -19,7 +19,7 @@ from prized_gym.base import Base
 from prized_gym.calls import CLASSES, class_name
 from prized_gym.errors import MissingExtraError
 from prized_gym.recipe import EnvFactory
-from prized_gym.vector.forked_vector_env import UnmergedVectorEnv
+from prized_gym.vector.forked_vector_env import ForkedVectorEnv
 
 try:
     from stable_baselines3.common.vec_env import VecEnv
@@ -79,8 +79,9 @@ class ForkedVecEnv(VecEnv):
         ):
             if name in options:
                 raise TypeError(f"ForkedVecEnv() got an unexpected keyword argument {name!r}: {why}")
-        self.vector_env = UnmergedVectorEnv(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
-        self._started = self._stepping = False
+        self.vector_env = ForkedVectorEnv(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
+        self._core = self.vector_env.core
+        self._started = False
         try:
             super().__init__(
                 self.vector_env.num_envs, self.vector_env.single_observation_space, self.vector_env.single_action_space
@@ -102,17 +103,16 @@ class ForkedVecEnv(VecEnv):
         Returns:
             The observations: an array of shape ``(num_envs, *shape)``, or a dict or tuple of such.
         """
-        if self._stepping:
+        if self._core.stepping:
             try:
-                self.step_wait()
+                self._core.step_wait()
             except Exception:
                 # Whatever the step that is dropped died of, the reset makes good.
                 pass
         if len(self._options) != self.num_envs:
             raise ValueError(f"set_options() was given {len(self._options)} dictionaries for {self.num_envs} copies")
-        observations, self.reset_infos = self.vector_env.reset_each(
-            self._seeds, [options or None for options in self._options]
-        )
+        observations, infos = self._core.reset_each(self._seeds, [options or None for options in self._options])
+        self.reset_infos = self._list(infos)
         self._started = True
         self._reset_seeds()
         self._reset_options()
@@ -129,10 +129,12 @@ class ForkedVecEnv(VecEnv):
         """
         if not self._started:
             # Before the first reset Stable-Baselines3 leaves it to the environment whether it can be stepped.
-            self.vector_env.start()
+            self._core.start()
             self._started = True
-        self.vector_env.step_async(self._batch(actions))
-        self._stepping = True
+        self._core.step_async(self._batch(actions))
+
+    def _list(self, infos: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
+        return [infos.get(index, {}) for index in range(self.num_envs)]
 
     def _batch(self, actions: Any) -> Any:
         space = self.vector_env.single_action_space
@@ -161,9 +163,8 @@ class ForkedVecEnv(VecEnv):
             step; ``TimeLimit.truncated`` says whether it was cut short. With ``on_failure="truncate"`` the info of a copy
             that failed says why in ``failure``.
         """
-        self._stepping = False
-        observations, rewards, terminations, truncations, raw = self.vector_env.step_wait()
-        infos: list[dict[str, Any]] = raw  # type: ignore[assignment]
+        observations, rewards, terminations, truncations, given = self._core.step_wait()
+        infos = self._list(given)
         dones = terminations | truncations
         for index in np.flatnonzero(dones):
             info = infos[index]
@@ -177,7 +178,6 @@ class ForkedVecEnv(VecEnv):
 
     def close(self) -> None:
         """End the copies, and the base unless it was given. Calling it again does nothing."""
-        self._stepping = False
         self.vector_env.close()
 
     # Attributes and methods of the environments
@@ -202,7 +202,7 @@ class ForkedVecEnv(VecEnv):
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Set an attribute of the environments, on the wrapper that has it if one does; new forks will have it too."""
         targets = self._targets(indices)
-        self.vector_env.set_attr_some(targets, attr_name, [value] * len(targets))
+        self._core.set_attr(targets, attr_name, [value] * len(targets))
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
@@ -257,8 +257,7 @@ class ForkedVecEnv(VecEnv):
         rounds = [targets] if len(set(targets)) == len(targets) else [[target] for target in targets]
         results: list[Any] = []
         for some in rounds:
-            self.vector_env.call_some_async(some, name, *args, **(kwargs or {}))
-            results += self.vector_env.call_wait()
+            results += self._core.call(some, name, args, kwargs)
         return results
 
     def __repr__(self) -> str:

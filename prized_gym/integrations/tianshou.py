@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from prized_gym.base import Base
 from prized_gym.errors import MissingExtraError
 from prized_gym.recipe import EnvFactory
-from prized_gym.vector.forked_vector_env import UnmergedVectorEnv
+from prized_gym.vector.forked_vector_env import ForkedVectorEnv
 
 try:
     from tianshou.env import BaseVectorEnv
@@ -68,7 +68,8 @@ class ForkedVenv(BaseVectorEnv):
                 "themselves, so it is always disabled"
             )
         # Not BaseVectorEnv.__init__, which makes one worker per callable: here all copies are stepped as one batch.
-        self.vector_env = UnmergedVectorEnv(env, num_envs, autoreset_mode=AutoresetMode.DISABLED, **options)
+        self.vector_env = ForkedVectorEnv(env, num_envs, autoreset_mode=AutoresetMode.DISABLED, **options)
+        self._core = self.vector_env.core
         self.env_num = self.wait_num = self.vector_env.num_envs
         self.timeout = None
         self.is_async = False
@@ -105,9 +106,9 @@ class ForkedVenv(BaseVectorEnv):
             mask = np.zeros(self.env_num, dtype=np.bool_)
             mask[ids] = True
             options = {**(options or {}), "reset_mask": mask}
-        observations, infos = self.vector_env.reset(seed=seeds, options=options)
+        observations, infos = self._core.reset(seeds, options)
         every = self._split(observations, self.env_num)
-        return self._stack([every[index] for index in ids]), _objects([infos[index] for index in ids])  # type: ignore[index]
+        return self._stack([every[index] for index in ids]), _objects([infos.get(index, {}) for index in ids])
 
     def step(self, action: Any, id: Ids = None) -> tuple[Any, Any, Any, Any, Any]:
         """Step some copies.
@@ -124,20 +125,16 @@ class ForkedVenv(BaseVectorEnv):
         ids = self._ids(id)
         if action is None or len(action) != len(ids):
             raise ValueError(f"step() needs {len(ids)} actions, one per copy of {ids}, got {action!r}")
-        self.vector_env.send(self._batch(action), ids)
-        observations, rewards, terminations, truncations, raw, order = self.vector_env.recv(len(ids))
-        infos: list[dict[str, Any]] = raw  # type: ignore[assignment]
+        observations, rewards, terminations, truncations, infos, order = self._core.step_some(self._batch(action), ids)
         place = {int(index): number for number, index in enumerate(order)}
         rows = [place[index] for index in ids]
         every = self._split(observations, len(ids))
-        for number, index in enumerate(order):
-            infos[number]["env_id"] = int(index)
         return (
             self._stack([every[row] for row in rows]),
             rewards[rows],
             terminations[rows],
             truncations[rows],
-            _objects([infos[row] for row in rows]),
+            _objects([{**infos.get(index, {}), "env_id": index} for index in ids]),
         )
 
     def _batch(self, actions: Any) -> Any:
@@ -177,14 +174,13 @@ class ForkedVenv(BaseVectorEnv):
         ids = self._ids(id)
         if key == "action_space":
             return [self._action_spaces[index] for index in ids]
-        self.vector_env.call_some_async(ids, "get_wrapper_attr", key)
-        return list(self.vector_env.call_wait())
+        return list(self._core.call(ids, "get_wrapper_attr", (key,)))
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
         """Set an attribute of the environments, on the wrapper that has it if one does; new forks will have it too."""
         self._assert_is_not_closed()
         ids = self._ids(id)
-        self.vector_env.set_attr_some(ids, key, [value] * len(ids))
+        self._core.set_attr(ids, key, [value] * len(ids))
 
     def render(self, **kwargs: Any) -> list[Any]:
         """What each environment's ``render`` gives."""

@@ -12,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from prized_gym.batch import AnySpace
 from prized_gym.errors import EngineUnavailableError
 from prized_gym.interface.fleet import UNLIMITED, Fleet, TimeLimits
+from prized_gym.interface.sandbox import KeptBase, SandboxHandle
 from prized_gym.recipe import Recipe
 
 
@@ -91,6 +92,18 @@ class BaseHandle(ABC):
             Exception: what ``env.reset`` raised.
         """
 
+    def sandbox(self) -> SandboxHandle:
+        """The base as the sandbox that it is.
+
+        Raises:
+            EngineUnavailableError: it is none.
+            BaseDiedError: it is closed.
+        """
+        raise EngineUnavailableError(
+            f"this base ({self.where}) is no sandbox: commands, files, fork() and keep() need engine='gvisor' or another "
+            "whose bases are sandboxes"
+        )
+
     @abstractmethod
     def close(self) -> None:
         """End the base and whatever is left of its copies. Can be called again, never raises."""
@@ -136,3 +149,36 @@ class Engine(ABC):
         raise EngineUnavailableError(
             f"a base of engine={cls.name!r} ends with its process: there is none to connect to"
         )
+
+    @classmethod
+    def kept(cls) -> list[KeptBase]:
+        """The bases of this engine that :meth:`prized_gym.Base.keep` left behind, oldest first; none where it keeps none.
+
+        Raises:
+            EngineUnavailableError: the engine cannot run here.
+        """
+        return []
+
+    @classmethod
+    def remove(cls, id: str) -> bool:
+        """Delete a kept base. Copies forked from it are not touched.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            EngineUnavailableError: the engine cannot run here.
+        """
+        return False
+
+    @classmethod
+    def sweep(cls) -> list[str]:
+        """Delete kept bases that have expired, and what programs left behind that are no more.
+
+        Returns:
+            The ids or names of what was deleted.
+
+        Raises:
+            EngineUnavailableError: the engine cannot run here.
+        """
+        return []

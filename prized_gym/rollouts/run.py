@@ -11,15 +11,17 @@ from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from prized_gym import background
+from prized_gym import background, engines
 from prized_gym.arguments import at_least_one, one_of
 from prized_gym.arguments import seconds as check_seconds
-from prized_gym.base import Base, find_base
+from prized_gym.base import Base
 from prized_gym.pricing import Prices
+from prized_gym.progress import Bar, bar
 from prized_gym.rollouts.plan import RolloutPlan
 from prized_gym.rollouts.policy import UserLoop, takes
 from prized_gym.rollouts.queue import RolloutQueue, Work
 from prized_gym.rollouts.record import Rollout, Summary, Totals
+from prized_gym.sharing import Lease, find_base
 
 if TYPE_CHECKING:
     from prized_gym.protocols import EpisodeProtocol
@@ -131,7 +133,8 @@ def rollouts(
     at_least_one("copies", copies)
     check_seconds("timeout", timeout)
     queue = RolloutQueue(seeds, tasks, per_task, retries)
-    found, owned = _find(base, progress, base_options)
+    lease = _find(base, progress, base_options)
+    found = lease.base
     try:
         if found.num_envs not in (None, 1):
             raise ValueError(
@@ -152,36 +155,28 @@ def rollouts(
         )
         found.revive()
         plan.check()
-        return Rollouts(plan, queue, owned, progress)
+        return Rollouts(plan, queue, lease, progress)
     except BaseException:
-        if owned:
-            found.close()
+        lease.release()
         raise
 
 
-def _find(base: Any, progress: bool, options: Mapping[str, Any]) -> tuple[Base, bool]:
-    if isinstance(base, Base):
-        if options:
-            raise TypeError(
-                f"{', '.join(options)}: an option of the base, which is set up already; pass it to Base() instead"
-            )
-        return base, False
-    if isinstance(base, str):
-        # The id of a kept base; an environment's is not shared here, so that it is this run's alone.
-        from prized_gym import engines
-
-        if engines.load(options.get("engine")).is_id(base):
-            return find_base(base, None, progress, options)
-    return Base(base, progress=progress, **options), True
+def _find(base: Any, progress: bool, options: Mapping[str, Any]) -> Lease:
+    """The base that a run forks. An env id is not shared here, so that the base is this run's alone."""
+    is_kept = isinstance(base, str) and engines.load(options.get("engine")).is_id(base)
+    if isinstance(base, Base) or is_kept:
+        return find_base(base, None, progress, options)
+    made = Base(base, progress=progress, **options)
+    return Lease(made, made.close)
 
 
 class Rollouts:
     """Rollouts under way, as :func:`rollouts` returns them: iterate over them once."""
 
-    def __init__(self, plan: RolloutPlan, queue: RolloutQueue, owned: bool, progress: bool) -> None:
+    def __init__(self, plan: RolloutPlan, queue: RolloutQueue, lease: Lease, progress: bool) -> None:
         self._plan = plan
         self._queue = queue
-        self._owned = owned
+        self._lease = lease
         self._progress = progress
         self._totals = Totals()
         self._begun = False
@@ -215,12 +210,12 @@ class Rollouts:
 
     def _counted(self, events: Iterator[tuple[Work, Rollout]]) -> Iterator[Rollout]:
         try:
-            with self._bar() as bar, contextlib.closing(events) as source:  # type: ignore[type-var]
+            with self._bar() as shown, contextlib.closing(events) as source:  # type: ignore[type-var]
                 self._totals.start()
                 if self._closed:
                     return
                 for work, rollout in source:
-                    self._count(bar, work, rollout)
+                    self._count(shown, work, rollout)
                     yield rollout
         finally:
             self._let_go()
@@ -235,13 +230,13 @@ class Rollouts:
                 loop.call_soon_threadsafe(arrived.put_nowait, event)
 
         try:
-            with self._bar() as bar:
+            with self._bar() as shown:
                 self._totals.start()
                 self._start(report, UserLoop(loop))
                 while (event := await arrived.get()) is not None:
                     if isinstance(event, BaseException):
                         raise event
-                    self._count(bar, *event)
+                    self._count(shown, *event)
                     yield event[1]
         finally:
             await self.aclose()
@@ -300,24 +295,16 @@ class Rollouts:
         thread.start()
 
     def _start_playing(self, report: Callable[[_Event], None], loop: UserLoop) -> None:
-        from prized_gym.rollouts.playing import PlayedRollouts
+        from prized_gym.rollouts.playing import EpisodeRunner
 
-        plan = self._plan
-        way = plan.way(loop)
+        runner = EpisodeRunner(
+            self._plan, self._plan.way(loop), self._queue, lambda work, rollout: report((work, rollout))
+        )
         ended = threading.Event()
 
         async def run() -> None:
             try:
-                await PlayedRollouts(
-                    plan.base.sandbox_handle(),
-                    plan.copies,
-                    way,
-                    self._queue,
-                    lambda work, rollout: report((work, rollout)),
-                    timeout=plan.timeout,
-                    prices=plan.prices,
-                    labels=plan.labels,
-                ).run()
+                await runner.run()
             except asyncio.CancelledError:
                 # The end that was asked for; whoever still iterates is told below.
                 pass
@@ -350,8 +337,7 @@ class Rollouts:
         try:
             self._stop()
         finally:
-            if self._owned:
-                self._plan.base.close()
+            self._lease.release()
 
     def close(self) -> None:
         """End the run and delete its copies. Calling it again does nothing; leaving the loop calls it."""
@@ -393,16 +379,14 @@ class Rollouts:
 
     # What came of it
 
-    def _bar(self) -> Any:
-        from tqdm.auto import tqdm
+    def _bar(self) -> Bar:
+        return bar(self._queue.total, "rollouts", "rollout", self._progress)
 
-        return tqdm(total=self._queue.total, desc="rollouts", unit="rollout", disable=not self._progress)
-
-    def _count(self, bar: Any, work: Work, rollout: Rollout) -> None:
+    def _count(self, shown: Bar, work: Work, rollout: Rollout) -> None:
         self._totals.add(work.number, rollout)
         failed = f", failed {self._totals.failed}" if self._totals.failed else ""
-        bar.set_postfix_str(f"mean reward {self._totals.mean:.4g}{failed}", refresh=False)
-        bar.update()
+        shown.set_postfix_str(f"mean reward {self._totals.mean:.4g}{failed}", refresh=False)
+        shown.update()
 
     def summary(self) -> Summary:
         """What the rollouts that have ended came to; can be called at any time."""

@@ -20,6 +20,25 @@ _BASE_RESET_TIMEOUT = 600.0
 _READY_EVERY = 0.02
 
 
+async def run(channel: Channel, operation: Exchange[_T], timeout: float, max_bytes: int) -> _T:
+    """Run one operation of a protocol over a channel, as :meth:`Client.run` does; answers have at most ``max_bytes``."""
+    ends = time.monotonic() + timeout
+    exchange = checked(operation)
+    response: Response | None = None
+    try:
+        while True:
+            try:
+                request = exchange.send(response)  # type: ignore[arg-type]
+            except StopIteration as ended:
+                value: _T = ended.value
+                return value
+            left = max(0.001, ends - time.monotonic())
+            limit = left if request.timeout is None else request.timeout
+            response = await channel.ask(request, limit=max_bytes, timeout=limit)
+    finally:
+        exchange.close()
+
+
 class Client:
     """One server, as its protocol speaks to it.
 
@@ -48,23 +67,8 @@ class Client:
             ChannelError: there was no answer.
             ProtocolError, RemoteError: as the protocol says.
         """
-        ends = time.monotonic() + (self.timeout if timeout is None else timeout)
-        exchange = checked(operation)
-        response: Any = None
-        try:
-            while True:
-                try:
-                    request = exchange.send(response)
-                except StopIteration as ended:
-                    value: _T = ended.value
-                    return value
-                response = await self._ask(request, max(0.001, ends - time.monotonic()))
-        finally:
-            exchange.close()
-
-    async def _ask(self, request: Request, timeout: float) -> Response:
-        limit = timeout if request.timeout is None else request.timeout
-        return await self.channel.ask(request, limit=self.protocol.max_answer_bytes, timeout=limit)
+        limit = self.timeout if timeout is None else timeout
+        return await run(self.channel, operation, limit, self.protocol.max_answer_bytes)
 
     async def wait_ready(self, ready: Request | None, ends: float, given_up: Callable[[], Any]) -> bool:
         """Wait until the server is ready.
@@ -95,7 +99,8 @@ class Client:
 
     async def _is_ready(self, request: Request | None) -> bool:
         if request is not None:
-            return (await self._ask(request, _READY_TIMEOUT)).status < 300
+            limit = self.protocol.max_answer_bytes
+            return (await self.channel.ask(request, limit=limit, timeout=_READY_TIMEOUT)).status < 300
         ready = await self.run(self.protocol.ready(), _READY_TIMEOUT)
         if ready is None:
             await self.channel.reach(_READY_TIMEOUT)

@@ -17,6 +17,7 @@ from prized_gym import background
 from prized_gym.errors import RemoteTraceback, SandboxError, SetupError, SetupTimeoutError
 from prized_gym.progress import waiting
 from prized_gym.protocols import GymProtocol, ProtocolError, RemoteError, Response, drive
+from prized_gym.sandbox import bundle
 from prized_gym.sandbox.channels.exec import LANES
 from prized_gym.sandbox.client import Client
 from prized_gym.sandbox.driver import Sandbox
@@ -88,6 +89,9 @@ class Setup:
                 raise SetupError(f"{local!r} could not be uploaded to {remote!r}: {error}") from error
         for command in plan.setup:
             self._run(sandbox, command)
+        if plan.bare and plan.payload is not None:
+            # After the commands, which may have installed some of it.
+            self.wait_for("bringing what the server needs", lambda: bundle.bring(sandbox, plan.payload or b""))
 
     def _run(self, sandbox: Sandbox, command: str) -> None:
         output = Output()
@@ -181,6 +185,7 @@ class Output:
         self._kept = 0
 
     def take(self, name: str, data: bytes) -> None:
+        """Pass on bytes of ``"stdout"`` or ``"stderr"``."""
         text = self._decoders[name].decode(data)
         self._tail.append(text)
         self._kept += len(text)
@@ -189,6 +194,7 @@ class Output:
         _show(name, text)
 
     def end_of_it(self) -> str:
+        """The end of what was printed, for a message; empty if nothing was."""
         return _log("".join(self._tail), "output")
 
 

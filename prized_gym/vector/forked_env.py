@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from prized_gym.base import Base
 from prized_gym.batch import ARRAY_SPACES
 from prized_gym.recipe import EnvFactory
-from prized_gym.vector.forked_vector_env import UnmergedVectorEnv
+from prized_gym.vector.forked_vector_env import ForkedVectorEnv
 
 
 class ForkedEnv(gym.Env[Any, Any]):
@@ -43,9 +43,10 @@ class ForkedEnv(gym.Env[Any, Any]):
                 raise TypeError(
                     f"ForkedEnv() got an unexpected keyword argument {name!r}: it is one copy, stepped alone"
                 )
-        self._envs = UnmergedVectorEnv(
+        self._envs = ForkedVectorEnv(
             env, num_envs=1, autoreset_mode=AutoresetMode.DISABLED, render_mode=render_mode, **options
         )
+        self._core = self._envs.core
         self.observation_space = self._envs.single_observation_space
         self.action_space = self._envs.single_action_space
         self.metadata = {name: value for name, value in self._envs.metadata.items() if name != "autoreset_mode"}
@@ -55,26 +56,21 @@ class ForkedEnv(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """A new fork of the base, reset; the observation and info of its ``env.reset``."""
         super().reset(seed=seed)
-        infos: Any
-        _, infos = self._envs.reset(seed=seed, options=options)
-        return self._observation(), infos[0]
+        _, infos = self._core.reset(seed, options)
+        return self._core.observation(0), infos.get(0, {})
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One step of the copy."""
-        infos: Any
-        _, rewards, terminations, truncations, infos = self._envs.step(
+        _, rewards, terminations, truncations, infos = self._core.step(
             _batch_of_one(self._envs.single_action_space, action)
         )
         return (
-            self._observation(),
+            self._core.observation(0),
             float(rewards[0]),
             bool(terminations[0]),
             bool(truncations[0]),
-            infos[0],
+            infos.get(0, {}),
         )
-
-    def _observation(self) -> Any:
-        return self._envs._live_fleet().observations.one(0)
 
     def render(self) -> Any:
         """What the copy's ``render`` gives."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from prized_gym.html import table
 from prized_gym.interface.fleet import Usage
 
 KEPT = 1000
+
+_NOTHING = Usage(0.0, 0.0, 0.0)
 
 
 class Episode(NamedTuple):
@@ -26,7 +29,7 @@ class Episode(NamedTuple):
         seconds: wall-clock time from its reset to its last step.
         vcpu_seconds: CPU time of the copy, in seconds; nan where the engine cannot tell.
         gb_seconds: memory held by the copy (1e9 bytes) times ``seconds``; nan where the engine cannot tell.
-        cost_usd: what the engine's provider bills for it; 0.0 on one's own machine.
+        cost_usd: what the engine's provider bills for it, in US dollars; nan where nobody bills.
         failure: why it was cut short, or None.
     """
 
@@ -61,7 +64,8 @@ class EpisodeLog:
         self.finished: deque[Episode] = deque(maxlen=KEPT)
         self._seeds: list[int | None] = [None] * count
         self._started = [0.0] * count
-        self._cpu_before = [0.0] * count
+        # What the copy had used when its episode before ended.
+        self._used = [_NOTHING] * count
         self._failures: dict[int, str] = {}
 
     def add(self, rewards: npt.NDArray[np.float64], chosen: npt.NDArray[Any] | None = None) -> None:
@@ -78,11 +82,12 @@ class EpisodeLog:
         self.returns[index] = 0.0
         self.lengths[index] = 0
         self._seeds[index] = seed
+        self._failures.pop(index, None)
         self._started[index] = time.monotonic()
 
     def forked(self, index: int) -> None:
         """Copy ``index`` is a new process or sandbox, which has used nothing yet."""
-        self._cpu_before[index] = 0.0
+        self._used[index] = _NOTHING
 
     def fail(self, index: int, reason: str) -> None:
         """The episode of copy ``index`` is cut short."""
@@ -92,7 +97,7 @@ class EpisodeLog:
         """The episode of copy ``index`` is over; whether it ended by itself."""
         seconds = time.monotonic() - self._started[index]
         failure = self._failures.pop(index, None) if self._failures else None
-        cpu = usage.cpu_seconds
+        before, self._used[index] = self._used[index], usage
         self.finished.append(
             Episode(
                 index,
@@ -100,13 +105,12 @@ class EpisodeLog:
                 int(self.lengths[index]),
                 float(self.returns[index]),
                 seconds,
-                max(0.0, cpu - self._cpu_before[index]),
+                _since(before.cpu_seconds, usage.cpu_seconds),
                 usage.memory_gb * seconds,
-                0.0,
+                _since(before.cost_usd, usage.cost_usd),
                 failure,
             )
         )
-        self._cpu_before[index] = cpu
         return failure is None
 
     def branch(self, source: int, target: int) -> None:
@@ -115,4 +119,11 @@ class EpisodeLog:
         self.lengths[target] = self.lengths[source]
         self._seeds[target] = self._seeds[source]
         self._started[target] = self._started[source]
-        self._cpu_before[target] = 0.0
+        self._used[target] = _NOTHING
+
+
+def _since(before: float, now: float) -> float:
+    """How much more it is; nan where that is not known."""
+    # What was not known before counts from nothing.
+    more = now - (0.0 if math.isnan(before) else before)
+    return more if math.isnan(more) else max(0.0, more)

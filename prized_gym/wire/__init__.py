@@ -1,4 +1,4 @@
-"""What travels between a trainer and a sandbox: values and spaces as bytes, and back, from a sender nobody trusts."""
+"""Values and spaces as bytes, as they travel between a trainer and a sandbox that nobody trusts."""
 
 from prized_gym.wire.codec import DEFAULT_LIMITS, Encoded, Limits, decode, encodable, encode, encode_info, encode_parts
 from prized_gym.wire.errors import ProtocolError, RemoteError, WireError

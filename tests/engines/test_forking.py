@@ -14,10 +14,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Loaded, ManyGenerators
 
 import prized_gym
 from prized_gym import EngineUnavailableError, ForkedVectorEnv, ForkUnsafeError
+from tools.libraries import need_here
+from zoo.envs import Loaded
+from zoo.generators import ManyGenerators
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -136,7 +138,7 @@ def test_reset_in_the_base(fork_on: Any, tmp_path: Path) -> None:
 
 
 def test_torch_in_the_base_then_in_eight_copies() -> None:
-    pytest.importorskip("torch")
+    need_here("torch", "torch")
 
     class Torch(Loaded):
         def __init__(self) -> None:
@@ -215,7 +217,7 @@ def test_a_tqdm_bar_in_the_base_is_no_obstacle() -> None:
 
 
 def test_cuda_in_the_base_is_refused() -> None:
-    pytest.importorskip("torch")
+    need_here("torch", "torch")
 
     class Cuda(Loaded):
         def __init__(self) -> None:
@@ -373,9 +375,9 @@ def test_workdir(
 def test_workdir_leaves_nothing_after_a_kill(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     scratch = tmp_path_factory.mktemp("scratch")
     script = (
-        f"import sys, os; sys.path.insert(0, {str(Path(__file__).parents[1] / 'zoo')!r})\n"
+        f"import sys, os; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         "import prized_gym\n"
-        "from envs import Loaded\n"
+        "from zoo.envs import Loaded\n"
         f"envs = prized_gym.ForkedVectorEnv(Loaded, num_envs=2, workdir={str(tmp_path)!r})\n"
         "envs.reset()\n"
         "print('ready', flush=True)\n"
@@ -417,7 +419,7 @@ def test_branch_is_a_live_fork_in_mid_episode() -> None:
     # A branch of a branch, and the source goes.
     envs.branch(3, [1])
     envs.branch(1, [3])
-    os.kill(int(envs._live_fleet().where(2).split()[1]), 9)
+    os.kill(int(envs.core.fleet.where(2).split()[1]), 9)
     with pytest.raises(prized_gym.CopyDiedError, match="copy 2"):
         envs.step([0, 0, 0, 0])
     envs.reset(seed=1)
@@ -442,14 +444,14 @@ def test_branch_outlives_its_source_and_is_reported_when_it_dies() -> None:
     envs.reset(seed=0)
     envs.step([1, 0, 0])
     envs.branch(0, [2])
-    os.kill(int(envs._live_fleet().where(0).split()[1]), 9)
+    os.kill(int(envs.core.fleet.where(0).split()[1]), 9)
     lost = 0
     for _ in range(5):
         observations, _, _, truncations, _ = envs.step([0, 0, 1])
         lost += truncations.astype(int)
     assert lost.tolist() == [1, 0, 0]
     assert observations[2, 0] == 6
-    os.kill(int(envs._live_fleet().where(2).split()[1]), 9)
+    os.kill(int(envs.core.fleet.where(2).split()[1]), 9)
     for _ in range(5):
         _, _, _, truncations, _ = envs.step([0, 0, 1])
         lost += truncations.astype(int)

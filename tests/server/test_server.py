@@ -15,14 +15,14 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
-from served_envs import Counter, Everything
-from server_client import Client, Server, free_port, server
 
 from prized_gym.protocols import Fresh, GymProtocol, ProtocolError, RemoteError, Request, drive
 from prized_gym.server import write_payload
 from prized_gym.wire import decode, encode
+from tools.server import Client, Server, free_port, server
+from zoo.served import Counter, Everything
 
-COUNTER = ("--factory", "served_envs:make")
+COUNTER = ("--factory", "zoo.served:make")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_health_tells_what_is_served(counter: Server) -> None:
     client = counter.client()
     health = json.loads(client.send(Request("GET", "/health")).body)
     assert health["ready"] is True
-    assert health["env"] == "served_envs:make"
+    assert health["env"] == "zoo.served:make"
     assert health["pid"] == counter.process.pid
     assert client.ask("ready") is True
 
@@ -112,7 +112,7 @@ def test_a_step_that_ends_the_episode_can_reset_at_once(counter: Server) -> None
 
 def test_every_kind_of_space_both_ways() -> None:
     env = Everything()
-    with server("--factory", "served_envs:Everything") as running:
+    with server("--factory", "zoo.served:Everything") as running:
         client = running.client()
         assert client.protocol.description.observation_space == env.observation_space
         obs, _ = client.ask("reset", 3, None)
@@ -171,7 +171,7 @@ def test_an_exception_comes_with_its_type_and_traceback(counter: Server) -> None
         client.ask("call", "fail")
     error = caught.value
     assert (error.type_name, error.message, error.status) == ("ValueError", "the env says no", 500)
-    assert "served_envs.py" in error.traceback
+    assert "served.py" in error.traceback
     original = error.original()
     assert type(original) is ValueError
     assert original.args == ("the env says no",)
@@ -181,7 +181,7 @@ def test_an_exception_comes_with_its_type_and_traceback(counter: Server) -> None
     with pytest.raises(RemoteError) as caught:
         client.ask("call", "fail", ("own",))
     assert caught.value.original() is caught.value
-    assert caught.value.type_name == "served_envs.OwnError"
+    assert caught.value.type_name == "zoo.served.OwnError"
     with pytest.raises(RemoteError) as caught:
         client.ask("call", "fail", ("exit",))
     assert caught.value.type_name == "SystemExit"
@@ -191,7 +191,7 @@ def test_an_exception_comes_with_its_type_and_traceback(counter: Server) -> None
 
 
 def test_an_observation_that_lies_is_refused_by_the_reader() -> None:
-    with server("--factory", "served_envs:Liar") as running:
+    with server("--factory", "zoo.served:Liar") as running:
         client = running.client()
         client.ask("reset", 1, None)
         for action in range(5):
@@ -200,7 +200,7 @@ def test_an_observation_that_lies_is_refused_by_the_reader() -> None:
 
 
 def test_an_observation_that_cannot_be_sent_is_named() -> None:
-    with server("--factory", "served_envs:Unsendable") as running:
+    with server("--factory", "zoo.served:Unsendable") as running:
         client = running.client()
         with pytest.raises(RemoteError, match=r"observation\['a'\]\[0\]: a value of type object cannot be sent"):
             client.ask("reset", 1, None)
@@ -449,7 +449,7 @@ def test_a_server_says_503_until_its_environment_is_built(tmp_path) -> None:
     environment = {"SERVED_ENVS_GATE": str(gate)}
     with (
         free_port() as port,
-        server("--factory", "served_envs:slow_to_build", wait=False, port=port, env=environment) as running,
+        server("--factory", "zoo.served:slow_to_build", wait=False, port=port, env=environment) as running,
     ):
         client = running.client(described=False)
         deadline = time.monotonic() + 30
@@ -469,7 +469,7 @@ def test_a_server_says_503_until_its_environment_is_built(tmp_path) -> None:
 
 
 def test_a_failing_build_ends_with_its_traceback() -> None:
-    with server("--factory", "served_envs:broken", wait=False) as running:
+    with server("--factory", "zoo.served:broken", wait=False) as running:
         code, _, err = running.end()
     assert code == 1
     assert "RuntimeError: cannot be built" in err
@@ -489,7 +489,7 @@ def test_arguments_that_make_no_sense(args: tuple[str, ...]) -> None:
 
 def test_options_reach_the_environment() -> None:
     args = ("--kwargs", '{"length": 50}', "--max-episode-steps", "2", "--render-mode", "ansi")
-    with server(*COUNTER, *args, "--warm-up", "served_envs:warm_up") as running:
+    with server(*COUNTER, *args, "--warm-up", "zoo.served:warm_up") as running:
         client = running.client()
         assert client.protocol.description.render_mode == "ansi"
         assert client.ask("reset", 1, None)[1]["warm"] is True

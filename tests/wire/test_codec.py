@@ -16,24 +16,7 @@ import numpy as np
 import pytest
 
 from prized_gym.wire import Encoded, Limits, WireError, decode, encodable, encode, encode_info, encode_parts
-
-
-def same(a, b) -> bool:
-    """Whether two values are of the same types and bits throughout."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    if isinstance(a, np.generic):
-        return a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, float):
-        return struct.pack("d", a) == struct.pack("d", b)
-    return a == b
-
+from tools.comparing import same
 
 PLAIN = [
     None,

@@ -18,91 +18,24 @@ import cloudpickle
 
 from prized_gym import recipe as recipes
 from prized_gym.engines.local import copy_process, forking, framing, processes, workdirs
+from prized_gym.engines.local.messages import (
+    Adopted,
+    Adopting,
+    Died,
+    Failed,
+    FleetRequest,
+    Forked,
+    ForkRequest,
+    Ready,
+    ResetRequest,
+    Setup,
+    dump_exception,
+)
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
 from prized_gym.errors import ForkUnsafeError
 from prized_gym.interface.engine import Description
-
-
-@dataclass
-class Setup:
-    """The first message to a base process, minus ``sys.path``, which has to be in place before this can be unpickled.
-
-    Attributes:
-        recipe: :meth:`prized_gym.recipe.Recipe.dumps`.
-        allow_threads: fork although there are live threads.
-        workdir: the directory the base runs in, of which each copy gets its own view.
-        scratch: where those views are kept.
-    """
-
-    recipe: bytes
-    allow_threads: bool = False
-    workdir: str | None = None
-    scratch: str | None = None
-
-
-@dataclass
-class ForkRequest:
-    """Fork the copies ``indices``; two descriptors each travel along: the copy's socket and its stderr."""
-
-    indices: list[int]
-
-
-@dataclass
-class Adopting:
-    """A copy of this fleet is about to branch: processes that nobody has announced will arrive."""
-
-
-@dataclass
-class Adopted:
-    """The branching is over; these processes are copies of this fleet."""
-
-    pids: list[int]
-
-
-@dataclass
-class FleetRequest:
-    """Join a fleet of ``count`` copies; its socket, its memory and its semaphores travel along."""
-
-    count: int
-
-
-@dataclass
-class ResetRequest:
-    """Reset the environments in the base, once, for copies to start from. Answered by :class:`Failed` or None."""
-
-    seed: int | None
-
-
-@dataclass
-class Forked:
-    """Answer to :class:`ForkRequest`: the pid of each copy, and why there are not more of them."""
-
-    pids: dict[int, int]
-    unsafe: str | None = None
-    error: str | None = None
-
-
-@dataclass
-class Died:
-    """Processes below the base ended: the status of ``os.waitpid`` of each pid."""
-
-    statuses: dict[int, int]
-
-
-@dataclass
-class Ready:
-    """Answer to :class:`Setup`: the base is warm. ``description`` is a pickled :class:`Description`."""
-
-    description: bytes
-
-
-@dataclass
-class Failed:
-    """Answer to :class:`Setup`: the exception (pickled, if it can be carried over) and its traceback."""
-
-    exception: bytes | None
-    traceback: str
+from prized_gym.interface.performing import Origin
 
 
 def main(control_fd: int) -> None:
@@ -163,7 +96,7 @@ def _dump_description(description: Description) -> bytes:
 
 def _failed(error: BaseException) -> Failed:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Failed(copy_process.dump_exception(error), text)
+    return Failed(dump_exception(error), text)
 
 
 def _too_many_files() -> str:
@@ -283,8 +216,15 @@ class BaseProcess:
             for fd in fds:
                 os.close(fd)
             return None
+        try:
+            block = Block(*self._spaces, request.count, fds[1])
+        except ValueError:
+            # A fleet of the base process before this one.
+            sys.stderr.write("the base was built anew with other spaces than before: its fleets cannot go on\n")
+            for fd in fds:
+                os.close(fd)
+            return None
         sock = socket.socket(fileno=fds[0])
-        block = Block(*self._spaces, request.count, fds[1])
         fleet = _Fleet(sock, block, Signals(fds[2:]))
         self._fleets[sock.fileno()] = fleet
         return fleet
@@ -316,14 +256,14 @@ class BaseProcess:
             pass
 
     def _fork(self, fleet: _Fleet, request: ForkRequest, fds: list[int]) -> Forked:
-        answer = Forked({})
+        answer = Forked(request.number)
         try:
             try:
                 forking.check(self._setup.allow_threads)
             except ForkUnsafeError as error:
                 answer.unsafe = str(error)
                 return answer
-            if len(fds) != 2 * len(request.indices):
+            if len(fds) != 2 * len(request.copies):
                 answer.error = _too_many_files()
                 return answer
             forking.single_thread_torch()
@@ -333,7 +273,7 @@ class BaseProcess:
             ours = self._private_fds()
             files = forking.regular_files({*ours, *fds})
             processes.flush_output()
-            for number, index in enumerate(request.indices):
+            for number, (index, copy_number) in enumerate(request.copies.items()):
                 sock_fd, err_fd = fds[2 * number : 2 * number + 2]
                 try:
                     pid = forking.fork()
@@ -342,7 +282,7 @@ class BaseProcess:
                     return answer
                 if pid == 0:
                     unused = {*ours, *fds[2 * number + 2 :]} - {*fleet.signals.fds}
-                    self._become_copy(fleet, index, sock_fd, err_fd, unused, files)
+                    self._become_copy(fleet, index, copy_number, sock_fd, err_fd, unused, files)
                 answer.pids[index] = pid
                 fleet.pids.add(pid)
                 # Closed one by one, so that a later copy does not hold an earlier one's socket.
@@ -365,6 +305,7 @@ class BaseProcess:
         self,
         fleet: _Fleet,
         index: int,
+        number: int,
         sock_fd: int,
         err_fd: int,
         unused: set[int],
@@ -377,15 +318,14 @@ class BaseProcess:
             for fd in unused:
                 os.close(fd)
             setup = self._setup
-            which = self._built.which(index)
+            which = self._built.which(number)
+            first = None if self._first is None else self._first[which]
             process = copy_process.CopyProcess(
                 env=self._built.envs[which],
-                first=None if self._first is None else self._first[which],
-                on_fork=self._recipe.on_fork,
+                origin=Origin(self._recipe.on_fork, first, self._built.sole(number)),
                 block=fleet.block,
                 signals=fleet.signals,
                 base_pid=self._pid,
-                sole=self._built.sole(index),
                 view=workdirs.View(setup.workdir, setup.scratch) if setup.workdir and setup.scratch else None,
             )
             process.begin(index, socket.socket(fileno=sock_fd), err_fd, files)

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import pickle
 import platform
 import random
-import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
-from prized_gym.calls import perform
 from prized_gym.engines.local import forking, framing, processes, workdirs
+from prized_gym.engines.local.messages import Answer, Branch, describe_exception
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET, RESETTING, SLOT, Block
+from prized_gym.engines.local.stacks import watch_stack
 from prized_gym.interface import commands as ops
-from prized_gym.interface.commands import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
+from prized_gym.interface.commands import Command
+from prized_gym.interface.performing import Origin, perform_command
 from prized_gym.recipe import AnyEnv
-from prized_gym.seeding import reseed, set_random_state
-
-STACK_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR1) + 9
-"""Asks a copy that hangs for its Python stack; handled in C, so that a copy stuck in C answers too."""
 
 _ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
 """Whether taking a lock is a full memory fence, as every atomic instruction of x86 is."""
@@ -39,66 +31,25 @@ _MEMORY_EVERY = 0.25
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass
-class Branch(Command):
-    """Fork this copy into the copies ``targets``; two descriptors each follow in a second message."""
-
-    targets: list[int]
-
-
-@dataclass
-class Answer:
-    """What a copy says about a batch, apart from what shared memory holds. Only what is there is filled in."""
-
-    info: dict[str, Any] | None = None
-    final: bytes | None = None
-    objects: list[Any] | None = None
-    result: Any = None
-    raised: Raised | None = None
-
-
-@dataclass
-class Raised:
-    """An exception on its way to the trainer: pickled if it can be carried over, else its text alone."""
-
-    exception: bytes | None
-    summary: str
-    traceback: str
-    exited: bool = False
-
-
-def dump_exception(error: BaseException) -> bytes | None:
-    """Pickle an exception if it comes back whole, else None."""
-    try:
-        data = framing.dumps(error)
-        return data if type(pickle.loads(data)).__name__ == type(error).__name__ else None
-    except Exception:
-        return None
-
-
 class CopyProcess:
     """The state of one copy. Created in the base's child; :meth:`begin` makes it a certain copy, :meth:`run` runs it."""
 
     def __init__(
         self,
         env: AnyEnv,
-        first: tuple[Any, dict[str, Any]] | None,
-        on_fork: Callable[[AnyEnv, int, int], Any] | None,
+        origin: Origin,
         block: Block,
         signals: Signals,
         base_pid: int,
         view: workdirs.View | None,
-        sole: bool,
     ) -> None:
         self._env = env
-        self._first = first
-        self._on_fork = on_fork
+        self._origin = origin
         self._block = block
         self._takers = [semaphore.taker() for semaphore in signals.semaphores]
         self._add = signals.counter.adder()
         self._base_pid = base_pid
         self._view = view
-        self._sole = sole
         self._listen = block.listen.data
         self._busy = block.busy.data
         self._flags = block.flags.data
@@ -131,14 +82,7 @@ class CopyProcess:
             moved = (before, self._view.root)
         forking.reopen(files, moved)
         forking.single_thread_torch()
-        self._watch_stack()
-
-    def _watch_stack(self) -> None:
-        if self._stack_fd >= 0:
-            os.close(self._stack_fd)
-        if hasattr(os, "memfd_create"):
-            self._stack_fd = os.memfd_create("prized_gym-stack", os.MFD_CLOEXEC)
-            faulthandler.register(STACK_SIGNAL, file=self._stack_fd, all_threads=True)
+        self._stack_fd = watch_stack(self._stack_fd)
 
     def run(self) -> None:
         """Do what the trainer asks, until it closes the copy's socket."""
@@ -164,12 +108,8 @@ class CopyProcess:
                     answer = self._reset()
                 elif op == ops.COMMAND:
                     answer = self._command(pickle.loads(payload))
-            except Exception as error:
-                answer = Answer(raised=_raised(error))
-            except SystemExit as error:
-                answer = Answer(raised=_raised(error, exited=True))
             except BaseException as error:
-                answer = Answer(raised=_raised(error))
+                answer = Answer(raised=describe_exception(error))
             payload = b""
             # Read before this batch counts as finished: from then on the trainer may announce the next one.
             listen = self._listen[0]
@@ -199,9 +139,6 @@ class CopyProcess:
         block, index = self._block, self.index
         action = self._read(pickle.loads(payload) if payload else ())
         observation, reward, terminated, truncated, info = self._env.step(action)
-        block.rewards[index] = reward
-        block.terminations[index] = terminated
-        block.truncations[index] = truncated
         final = None
         if terminated or truncated:
             self._note_usage()
@@ -211,6 +148,9 @@ class CopyProcess:
                 self._busy[index] = RESETTING
                 observation, info = self._env.reset()
         rest = self._write(observation)
+        block.rewards[index] = reward
+        block.terminations[index] = terminated
+        block.truncations[index] = truncated
         if info or rest or final is not None:
             return Answer(info=info or None, objects=rest or None, final=final)
         return None
@@ -229,38 +169,12 @@ class CopyProcess:
         return None
 
     def _command(self, command: Command) -> Answer | None:
-        env = self._env
-        if isinstance(command, Reset):
-            if command.fresh is not None:
-                self._start(command.fresh)
-            elif command.reseed is not None:
-                reseed(env, command.reseed, keep_seeded=self._sole)
-            if command.from_base:
-                if self._first is None:
-                    raise RuntimeError("the base was not set up with reset_in='base'")
-                return self._began(*self._first)
-            return self._began(*env.reset(seed=command.seed, options=command.options))
-        if isinstance(command, Call):
-            return Answer(result=perform(env, command.name, command.args, command.kwargs))
-        if isinstance(command, SetAttr):
-            for name, value in command.values.items():
-                env.set_wrapper_attr(name, value)
-        elif isinstance(command, Reseed):
-            reseed(env, command.seed)
-        elif isinstance(command, Start):
-            self._start(command.fresh)
-        elif isinstance(command, Branch):
+        if isinstance(command, Branch):
             return self._branch(command.targets)
-        return None
-
-    def _start(self, fresh: Fresh) -> None:
-        reseed(self._env, fresh.seed, keep_seeded=self._sole)
-        if fresh.random_state is not None:
-            set_random_state(self._env, fresh.random_state)
-        if self._on_fork is not None:
-            self._on_fork(self._env, self.index, fresh.seed)
-        for name, value in fresh.attributes.items():
-            self._env.set_wrapper_attr(name, value)
+        performed = perform_command(self._env, command, self._origin)
+        if performed.began is not None:
+            return self._began(*performed.began)
+        return None if performed.result is None else Answer(result=performed.result)
 
     def _branch(self, targets: list[int]) -> Answer | None:
         """Fork this copy. Returns in the source and in each new copy; the latter answers with its pid."""
@@ -274,34 +188,53 @@ class CopyProcess:
             forking.reopen(files, (self._view.root, self._view.root))
         # Python reseeds its global generator in every fork; a branch goes on where its source stands.
         python_state = random.getstate()
-        for number, target in enumerate(targets):
-            sock_fd, err_fd = fds[2 * number : 2 * number + 2]
-            middle = forking.fork()
-            if middle == 0:
-                # Forked twice: a child of this copy would end with it. The base adopts what this process leaves.
-                if forking.fork() != 0:
-                    os._exit(0)
-                while os.getppid() not in (self._base_pid, 1):
-                    time.sleep(0.0002)
-                processes.die_with_parent(self._base_pid)
-                for fd in {*fds} - {sock_fd, err_fd}:
-                    with contextlib.suppress(OSError):
-                        os.close(fd)
-                self._sock.close()
-                random.setstate(python_state)
-                self.begin(target, socket.socket(fileno=sock_fd), err_fd, files)
-                return Answer(result=os.getpid())
-            os.waitpid(middle, 0)
-            os.close(sock_fd)
-            os.close(err_fd)
-        return None
+        try:
+            for number, target in enumerate(targets):
+                sock_fd, err_fd = theirs = fds[2 * number : 2 * number + 2]
+                middle = forking.fork()
+                if middle == 0:
+                    self._leave_source()
+                    fds = [fd for fd in fds if fd not in theirs]
+                    return self._become(target, sock_fd, err_fd, files, python_state)
+                if os.waitpid(middle, 0)[1] != 0:
+                    raise OSError(f"copy {target} could not be forked off")
+            return None
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _leave_source(self) -> None:
+        """In the first of two forks: leave a second one to the base, since a child of this copy would end with it."""
+        try:
+            if forking.fork() != 0:
+                os._exit(0)
+        except BaseException:
+            # It must not go on in the name of its source.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _become(
+        self, target: int, sock_fd: int, err_fd: int, files: list[forking.OpenFile], python_state: Any
+    ) -> Answer:
+        try:
+            while os.getppid() not in (self._base_pid, 1):
+                time.sleep(0.0002)
+            processes.die_with_parent(self._base_pid)
+            self._sock.close()
+            random.setstate(python_state)
+            self.begin(target, socket.socket(fileno=sock_fd), err_fd, files)
+        except BaseException:
+            # It must not answer in the name of its source.
+            traceback.print_exc()
+            os._exit(1)
+        return Answer(result=os.getpid())
 
     def _reply(self, answer: Answer) -> None:
         """Say where the answer is and that this batch is finished. May change ``answer`` into an error."""
         try:
             data = framing.dumps(answer)
         except Exception as error:
-            answer = Answer(raised=_raised(TypeError(f"what the copy has to say cannot be sent: {error}")))
+            answer = Answer(raised=describe_exception(TypeError(f"what the copy has to say cannot be sent: {error}")))
             data = framing.dumps(answer)
         index = self.index
         self._block.lengths[index] = len(data)
@@ -329,25 +262,3 @@ class CopyProcess:
         except Exception:
             traceback.print_exc()
         processes.flush_output()
-
-
-def _raised(error: BaseException, exited: bool = False) -> Raised:
-    # The outermost frame is this module's own.
-    inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    text = "".join(traceback.format_exception(type(error), error, inner or error.__traceback__))
-    if exited:
-        summary = f"called sys.exit({getattr(error, 'code', None)!r})"
-    else:
-        summary = "raised " + traceback.format_exception_only(type(error), error)[-1].strip()
-    return Raised(None if exited else dump_exception(error), summary[:2000], text, exited)
-
-
-def load_exception(data: bytes | None) -> BaseException | None:
-    """The exception that :func:`dump_exception` pickled, or None."""
-    if data is None:
-        return None
-    try:
-        error = cloudpickle.loads(data)
-    except Exception:
-        return None
-    return error if isinstance(error, BaseException) else None

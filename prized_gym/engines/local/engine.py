@@ -1,37 +1,37 @@
-"""The local engine, seen from the trainer: starting a base process and holding on to it."""
+"""The local engine's bases, seen from the trainer: one recipe, and the base process that runs it at the time."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
-import pickle
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
-import time
 import weakref
-from pathlib import Path
+from collections.abc import Mapping
 
-import cloudpickle
-
-from prized_gym.engines.local import base_process, copy_process, forking, framing, processes
 from prized_gym.engines.local.fleet import LocalFleet
-from prized_gym.engines.local.output import Stream
+from prized_gym.engines.local.link import BaseLink
+from prized_gym.engines.local.messages import ResetRequest, Setup
+from prized_gym.engines.local.running import RunningBase
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
-from prized_gym.errors import BaseDiedError, RemoteTraceback, SetupError, SetupTimeoutError
-from prized_gym.interface.engine import BaseHandle, Description
-from prized_gym.progress import waiting
+from prized_gym.errors import BaseDiedError
+from prized_gym.interface.engine import BaseHandle
+from prized_gym.interface.fleet import UNLIMITED, TimeLimits
 from prized_gym.recipe import Recipe
-
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 class LocalBase(BaseHandle):
-    """A base process and its supervisor."""
+    """A base whose environments live in a process of this machine, which is started anew if it dies.
+
+    Args:
+        recipe: what to build.
+        allow_threads: fork although there are live threads.
+        workdir: the directory to run in, of which each copy gets its own view; absolute.
+        pin: whether each copy is to stay on one core; None: as it is found best.
+        timeout: seconds a set-up may take.
+        progress: show a progress bar meanwhile.
+    """
 
     def __init__(
         self,
@@ -42,201 +42,84 @@ class LocalBase(BaseHandle):
         timeout: float | None,
         progress: bool,
     ) -> None:
-        payload = recipe.dumps()
-        scratch = None if workdir is None else tempfile.mkdtemp(prefix="prized_gym-")
-        self._lock = threading.Lock()
+        self._setup = Setup(recipe.dumps(), allow_threads, workdir)
         self._pin = pin
         self._timeout = timeout
+        self._progress = progress
+        # Held while the base is being built anew, by whichever of its fleets needs it first.
+        self._lock = threading.RLock()
+        self._closed = False
+        self._first_reset: ResetRequest | None = None
         self._fleets: weakref.WeakSet[LocalFleet] = weakref.WeakSet()
-        self._stdout, self._stderr = Stream("stdout"), Stream("stderr")
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        lifeline_read, self._lifeline = os.pipe()
-        self._control = control
-        try:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    str(_SUPERVISOR),
-                    str(lifeline_read),
-                    str(theirs.fileno()),
-                    *([scratch] if scratch is not None else []),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=self._stdout.write_fd,
-                stderr=self._stderr.write_fd,
-                pass_fds=(lifeline_read, theirs.fileno()),
-                # Ctrl-C at the terminal is the trainer's alone.
-                start_new_session=True,
-                env={**os.environ, **forking.SINGLE_THREADED},
-            )
-        except BaseException:
-            self._forget()
-            raise
-        finally:
-            theirs.close()
-            os.close(lifeline_read)
-            self._stdout.give_away()
-            self._stderr.give_away()
+        self._running = RunningBase(self._setup, timeout, progress)
+        self.description = self._running.description
         _LIVE.add(self)
-        try:
-            setup = base_process.Setup(payload, allow_threads, workdir, scratch)
-            self.description = self._set_up(setup, timeout, progress)
-        except BaseException:
-            self.close()
-            raise
-
-    def _set_up(self, setup: base_process.Setup, timeout: float | None, progress: bool) -> Description:
-        started = time.monotonic()
-        deadline = None if timeout is None else started + timeout
-        context = {"path": _search_path(), "argv": list(sys.argv)}
-        try:
-            framing.send(self._control, pickle.dumps(context))
-            framing.send(self._control, pickle.dumps(setup))
-            with waiting("setting up the base", progress) as tick:
-                while not framing.wait_readable(
-                    self._control, min(deadline or time.monotonic() + 1, time.monotonic() + 0.2)
-                ):
-                    tick()
-                    if deadline is not None and time.monotonic() >= deadline:
-                        raise SetupTimeoutError(
-                            f"the base was not set up within setup_timeout={timeout:g} s and has been stopped"
-                            f"{self._last_words()}"
-                        )
-            answer = cloudpickle.loads(framing.receive(self._control))
-        except framing.Hangup:
-            raise SetupError(f"the base process {self._status()} while it was set up{self._last_words()}") from None
-        self._stdout.tail()
-        self._stderr.tail()
-        if isinstance(answer, base_process.Failed):
-            raise _remote_error(answer, "the base could not be set up")
-        description: Description = cloudpickle.loads(answer.description)
-        return description
 
     @property
     def alive(self) -> bool:
-        return self._lifeline >= 0 and self._process.poll() is None
+        return not self._closed and self._running.alive
 
     @property
     def where(self) -> str:
-        """The pid of the base process, the supervisor's child."""
-        below = processes.children(self._process.pid)
-        return f"pid {below[0] if below else self._process.pid}"
+        return self._running.where
 
-    def fleet(self, size: int) -> LocalFleet:
-        description = self.description
-        block = Block(description.observation_space, description.action_space, size)
-        signals = Signals()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with self._lock:
-                framing.send(
-                    self._control,
-                    cloudpickle.dumps(base_process.FleetRequest(size)),
-                    [theirs.fileno(), block.fd, *signals.fds],
-                )
-        except (framing.Hangup, OSError) as error:
-            ours.close()
-            block.close()
-            signals.close()
-            raise self.died() from error
-        finally:
-            theirs.close()
-        fleet = LocalFleet(size, block, signals, ours, self.died, self._pin)
+    def revive(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise BaseDiedError("the base was closed")
+            if self._running.alive:
+                return
+            # Returns when the copies of the old process are gone too: none of them can touch a fleet's memory any more.
+            self._running.close()
+            running = RunningBase(self._setup, self._timeout, self._progress)
+            try:
+                if self._first_reset is not None:
+                    running.reset_environment(self._first_reset.seed)
+            except BaseException:
+                running.close()
+                raise
+            self._running = running
+            self.description = running.description
+
+    def fleet(self, size: int, limits: TimeLimits = UNLIMITED, labels: Mapping[str, str] | None = None) -> LocalFleet:
+        self.revive()
+        fleet = LocalFleet(size, self, self.description, limits, self._pin)
         self._fleets.add(fleet)
         return fleet
 
+    def join(self, size: int, block: Block, signals: Signals) -> BaseLink:
+        """Have the base process take part in a fleet.
+
+        Args:
+            size: how many copies.
+            block: the memory of the fleet.
+            signals: what its copies are woken with.
+
+        Raises:
+            BaseDiedError: the base is gone.
+        """
+        if self._closed:
+            raise BaseDiedError("the base was closed")
+        return self._running.join(size, block, signals)
+
     def reset_environment(self, seed: int | None) -> None:
-        limit = self._timeout
-        deadline = None if limit is None else time.monotonic() + limit
-        try:
-            with self._lock:
-                framing.send(self._control, cloudpickle.dumps(base_process.ResetRequest(seed)))
-                in_time = framing.wait_readable(self._control, deadline)
-                answer = cloudpickle.loads(framing.receive(self._control)) if in_time else None
-        except (framing.Hangup, OSError) as error:
-            raise self.died() from error
-        if not in_time:
-            words = self._last_words()
-            self._process.kill()
-            self.close()
-            raise SetupTimeoutError(
-                f"the environment was not reset in the base within setup_timeout={limit:g} s{words}"
-            )
-        if answer is not None:
-            raise _remote_error(answer, "the environment could not be reset in the base")
-
-    def died(self) -> BaseDiedError:
-        """The error that says how the base process ended."""
-        return BaseDiedError(f"the base process {self._status()}{self._last_words()}")
-
-    def _status(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(5)
-            return processes.describe_exit(code)
-        return "closed its connection"
-
-    def _last_words(self) -> str:
-        text = self._stderr.tail().strip()
-        return f"\n--- end of its stderr:\n{text}" if text else ""
+        with self._lock:
+            if self._closed:
+                raise BaseDiedError("the base was closed")
+            if self._first_reset is None:
+                self._running.reset_environment(seed)
+                self._first_reset = ResetRequest(seed)
 
     def close(self) -> None:
+        with self._lock:
+            self._closed = True
         for fleet in list(self._fleets):
             fleet.abandon()
-        with self._lock:
-            if self._lifeline < 0:
-                return
-            # The base sees its control socket close, closes its environments and ends; then so does the supervisor.
-            self._control.close()
-            try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                pass
-            except BaseException:
-                self._end()
-                raise
-            self._end()
-
-    def _end(self) -> None:
-        os.close(self._lifeline)
-        self._lifeline = -1
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._forget()
+        self._running.close()
         _LIVE.discard(self)
-
-    def _forget(self) -> None:
-        self._control.close()
-        self._stdout.close()
-        self._stderr.close()
-
-    def release_after_fork(self) -> None:
-        """In a fork of the trainer: let go of the descriptors, so that the base still notices the trainer's end."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-        self._control.close()
-        for fleet in list(self._fleets):
-            fleet.release_after_fork()
-
-
-def _remote_error(failed: base_process.Failed, what: str) -> Exception:
-    """The exception raised in the base, with its traceback there; what cannot be carried over as a SetupError."""
-    error = copy_process.load_exception(failed.exception)
-    if not isinstance(error, Exception):
-        return SetupError(f"{what}:\n{failed.traceback}")
-    error.__cause__ = RemoteTraceback(failed.traceback)
-    return error
 
 
 _LIVE: weakref.WeakSet[LocalBase] = weakref.WeakSet()
-
-
-def _search_path() -> list[str]:
-    """``sys.path`` with relative entries spelled out: the base process may run in another directory."""
-    return [path if os.path.isabs(path) else os.path.abspath(path) for path in sys.path]
 
 
 def _close_all() -> None:
@@ -245,15 +128,7 @@ def _close_all() -> None:
             base.close()
 
 
+# Before the base processes are ended: the copies close their environments first.
 atexit.register(_close_all)
-
-
-def _release_all() -> None:
-    for base in list(_LIVE):
-        with contextlib.suppress(Exception):
-            base.release_after_fork()
-    _LIVE.clear()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_all)
+    os.register_at_fork(after_in_child=_LIVE.clear)

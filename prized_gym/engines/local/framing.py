@@ -15,12 +15,14 @@ from typing import Any
 
 import cloudpickle
 
+from prized_gym.errors import PrizedGymError
+
 HEADER = struct.Struct("<Q")
 MAX_FDS = 240
 """Linux carries at most 253 descriptors in one message."""
 
 
-class Hangup(EOFError):
+class Hangup(PrizedGymError, EOFError):
     """The other end closed its socket."""
 
 
@@ -39,13 +41,15 @@ def send(sock: socket.socket, payload: bytes, fds: list[int] | None = None) -> N
         Hangup: the other end is closed.
         TimeoutError: the socket's time-out passed.
     """
-    header = HEADER.pack(len(payload))
+    data = HEADER.pack(len(payload)) + payload
     try:
         if fds:
-            sent = socket.send_fds(sock, [header], fds)
-            sock.sendall(header[sent:] + payload)
+            # In one call: an interrupt must not leave the receiver with descriptors and half a message.
+            sent = socket.send_fds(sock, [data], fds)
+            if sent < len(data):
+                sock.sendall(data[sent:])
         else:
-            sock.sendall(header + payload)
+            sock.sendall(data)
     except (BrokenPipeError, ConnectionResetError) as error:
         raise Hangup(str(error)) from error
 

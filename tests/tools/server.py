@@ -18,7 +18,7 @@ from pathlib import Path
 from prized_gym.protocols import GymProtocol, Protocol, Request, Response, drive
 
 ROOT = Path(__file__).parents[2]
-HERE = ROOT / "tests" / "zoo"
+TESTS = ROOT / "tests"
 
 
 class Client:
@@ -50,7 +50,7 @@ class Server:
     """`python -m prized_gym.server` with these arguments, from when it is ready."""
 
     def __init__(self, *args: str, wait: bool = True, env: dict[str, str] | None = None, port: int = 0) -> None:
-        path = os.pathsep.join([str(ROOT), str(HERE)])
+        path = os.pathsep.join([str(ROOT), str(TESTS)])
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "prized_gym.server", "--port", str(port), *args],
             env={**os.environ, "PYTHONPATH": path, **(env or {})},

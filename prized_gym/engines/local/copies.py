@@ -1,0 +1,281 @@
+"""The copies of one fleet and what becomes of them: what they are sent, what they answer, how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from prized_gym.engines.local import framing, processes
+from prized_gym.engines.local.link import BaseLink, Joinable
+from prized_gym.engines.local.messages import Answer, Died, Forked
+from prized_gym.engines.local.roster import GRACE, Roster
+from prized_gym.engines.local.semaphores import Signals
+from prized_gym.engines.local.shared_memory import IN_SLOT, ON_SOCKET, Block
+from prized_gym.engines.local.signalling import Signalling
+from prized_gym.engines.local.stacks import read_stack
+from prized_gym.engines.local.watch import Watch
+from prized_gym.errors import BaseDiedError, PrizedGymError
+from prized_gym.interface import commands
+from prized_gym.interface.failure import Failure, FailureKind, not_forked
+
+
+class LocalCopies:
+    """The processes of one fleet.
+
+    Args:
+        size: how many copies.
+        block: the memory they share with this process.
+        signals: what they are woken and counted with.
+        base: where they are forked.
+        watch: how long they may take.
+        pin: whether each is to stay on one core; None: as it is found best.
+
+    Attributes:
+        block: as given.
+        watch: as given.
+        roster: which processes they are.
+        signalling: who is at work.
+        link: the connection to the base process.
+    """
+
+    def __init__(
+        self, size: int, block: Block, signals: Signals, base: Joinable, watch: Watch, pin: bool | None
+    ) -> None:
+        self.block = block
+        self.watch = watch
+        self.roster = Roster(size)
+        self.signalling = Signalling(size, block, signals, pin)
+        self._signals = signals
+        self._base = base
+        self._spared: dict[int, Answer | Failure | None] = {}
+        self._joined = True
+        self.link: BaseLink = base.join(size, block, signals)
+        self.signalling.watch(self.link.sock)
+
+    # What they are sent
+
+    def begin(self, index: int, payload: bytes) -> None:
+        """Send copy ``index``, which waits on its socket, what it is to do; one that does not exist fails at once."""
+        signalling = self.signalling
+        signalling.begun[index] = 1
+        if not signalling.alive[index]:
+            # Finished with the failure it is gone for.
+            signalling.nudge()
+            return
+        signalling.busy[index] = 1
+        try:
+            framing.send(self.roster.live[index].sock, payload)
+        except (framing.Hangup, OSError):
+            # Its death is on its way from the base.
+            pass
+
+    def begin_command(self, index: int, command: commands.Command) -> None:
+        """Send copy ``index`` a command."""
+        self.signalling.ops[index] = commands.COMMAND
+        self.begin(index, framing.dumps(command))
+
+    def listen_to_sockets(self) -> None:
+        """Have every copy wait on its own socket."""
+        signalling = self.signalling
+        while signalling.busy.tobytes() != signalling.none and not signalling.by_socket:
+            # In the middle of a batch of all: they are not to be sent anything else before it is over.
+            due = self.watch.deadlines.next()
+            self.poll(None if due is None else max(0.0, due - time.monotonic()) * 1000)
+            self.end_overdue()
+        if not signalling.call_in(commands.NOOP):
+            return
+        deadline = time.monotonic() + GRACE
+        while signalling.busy.tobytes() != signalling.none:
+            self.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if time.monotonic() > deadline:
+                # Stopped from outside (SIGSTOP, a debugger): it cannot be left behind at the old semaphore.
+                for index in list(self.roster.live):
+                    if signalling.busy[index]:
+                        self.kill(index, timed_out=GRACE)
+        signalling.called_in()
+
+    # What comes back
+
+    def poll(self, milliseconds: float | None) -> bool:
+        """Wait until a copy has finished or the base has news, and take note of that; False if nothing came in time."""
+        signalling = self.signalling
+        events = signalling.poller.poll(milliseconds)
+        for fd, _ in events:
+            if fd == signalling.counter.fd:
+                signalling.counter.collect()
+            else:
+                self.drain_base()
+        return bool(events)
+
+    def read_answer(self, index: int) -> Answer | Failure | None:
+        """What copy ``index`` said about what it has finished; the failure it is gone for if it could not."""
+        if index in self._spared:
+            return self._spared.pop(index)
+        flags = self.signalling.flags
+        flag = flags[index]
+        if not flag:
+            return self.roster.gone.get(index)
+        flags[index] = 0
+        try:
+            if flag == IN_SLOT:
+                data: Any = self.block.slots[index, : int(self.block.lengths[index])].data
+            else:
+                data = framing.receive(self.roster.live[index].sock)
+        except (framing.Hangup, OSError, KeyError):
+            self.await_death(index)
+            return self.roster.gone.get(index)
+        try:
+            answer: Answer = pickle.loads(data)
+        except Exception as error:
+            reason = f"gave an answer that cannot be read here: {error!r}"
+            return Failure(index, self.roster.where(index), "raised", reason)
+        return answer
+
+    def drain_base(self) -> None:
+        """Take note of what the base has told so far: who has ended, or that it is gone itself."""
+        while self._joined and self.link.readable(0.0):
+            try:
+                self.note(self.link.receive())
+            except BaseDiedError:
+                self.lose_base()
+
+    def note(self, message: object) -> None:
+        """Take note of a message of the base that nobody waits for."""
+        if isinstance(message, Died):
+            for pid, status in message.statuses.items():
+                index = self.roster.ended(pid, status)
+                if index is not None:
+                    self.bury(index, "died", processes.describe_status(status))
+        elif isinstance(message, Forked):
+            # Of a request that was given up.
+            for pid in message.pids.values():
+                processes.kill(pid)
+
+    # How they end
+
+    def bury(self, index: int, kind: FailureKind, reason: str) -> None:
+        """Copy ``index`` has ended."""
+        signalling = self.signalling
+        copy = self.roster.live[index]
+        failure = Failure(index, f"pid {copy.pid}", kind, reason, stderr=copy.stderr.tail())
+        if signalling.begun[index] and not signalling.busy[index] and signalling.flags[index] != ON_SOCKET:
+            # It had finished before it died: this batch counts, the next fails.
+            self._spared[index] = self.read_answer(index)
+        self.discard(index, failure)
+
+    def discard(self, index: int, why: Failure) -> None:
+        """Copy ``index`` does not exist any more; what it has begun finishes with a failure."""
+        self.roster.remove(index, why)
+        self.signalling.drop(index)
+
+    def kill(self, index: int, timed_out: float | None = None) -> Failure:
+        """Kill copy ``index``, and say what is known of it: with its stack, if it exceeded a time limit of ``timed_out`` s."""
+        copy = self.roster.live.get(index)
+        if copy is None:
+            return self.roster.gone[index]
+        stack = read_stack(copy.pid) if timed_out is not None and copy.pid else ""
+        copy.kill()
+        self.await_death(index)
+        failure = self.roster.gone[index]
+        if timed_out is not None and failure.kind == "died":
+            reason = f"did not answer within {timed_out:g} s and was ended"
+            failure = Failure(index, failure.where, "timeout", reason, stderr=failure.stderr, stack=stack)
+            self.roster.gone[index] = failure
+        return failure
+
+    def end_overdue(self) -> None:
+        """Kill the copies that have used up their time."""
+        for index, limit in self.watch.overdue(self.signalling.busy, self.signalling.ops).items():
+            self.kill(index, timed_out=limit)
+
+    def await_death(self, index: int) -> None:
+        """Wait until the base confirms that a copy is dead."""
+        live = self.roster.live
+        deadline = time.monotonic() + GRACE
+        while index in live and live[index].pid and self._joined and time.monotonic() < deadline:
+            if self.link.readable(deadline):
+                self.drain_base()
+        if index in live:
+            live[index].kill()
+            self.bury(index, "died", "closed its connection")
+
+    def forget(self, index: int) -> None:
+        """What copy ``index`` had begun is not waited for any more."""
+        self._spared.pop(index, None)
+        self.signalling.forget(index)
+        self.watch.deadlines.done(index)
+
+    def retire(self, indices: Sequence[int]) -> None:
+        """Let copies go: idle ones close their environments in their own time, busy ones are killed."""
+        live, signalling = self.roster.live, self.signalling
+        at_work = [index for index in indices if index in live and signalling.begun[index]]
+        for index in at_work:
+            live[index].kill()
+        for index in at_work:
+            self.await_death(index)
+        if any(index in live for index in indices):
+            self.listen_to_sockets()
+        for index in indices:
+            self.roster.part(index)
+            signalling.alive[index] = 0
+            self.forget(index)
+
+    def leave(self, deadline: float) -> None:
+        """Let every copy go, and wait until they have ended: gently until ``deadline``, then by force."""
+        roster = self.roster
+        with contextlib.suppress(PrizedGymError):
+            self.drain_base()
+            self.retire(list(roster.live))
+            roster.dismiss()
+            while roster.leaving and self._joined and self.link.readable(deadline):
+                self.drain_base()
+            roster.hurry(at_once=True)
+            final = time.monotonic() + GRACE
+            while roster.leaving and self._joined and self.link.readable(final):
+                self.drain_base()
+
+    # The base
+
+    def lose_base(self, error: BaseDiedError | None = None) -> None:
+        """The base is gone, for the reason given or by itself, and its copies with it."""
+        if not self._joined:
+            return
+        self._joined = False
+        error = self.link.lose(error)
+        with contextlib.suppress(KeyError):
+            self.signalling.ignore(self.link.sock)
+        reason = f"was lost with its base: {str(error).splitlines()[0]}"
+        roster = self.roster
+        for index in list(roster.live):
+            self.bury(index, "base", reason)
+        for index, failure in roster.gone.items():
+            if failure == not_forked(index):
+                roster.gone[index] = Failure(index, "gone", "base", reason)
+        roster.forget_leavers()
+
+    def rejoin(self) -> None:
+        """Go on with a base that is built anew, if that has not been done.
+
+        Raises:
+            BaseDiedError: it is closed.
+            Exception: what building it raised.
+        """
+        self._base.revive()
+        link = self._base.join(len(self.signalling.none), self.block, self._signals)
+        self.link.close()
+        self.link = link
+        self._joined = True
+        self.signalling.start_over()
+        self.signalling.watch(link.sock)
+
+    def close(self) -> None:
+        """Kill whoever is left, and close everything."""
+        self._joined = False
+        self.link.close()
+        self.roster.close()
+        self.signalling.alive[:] = self.signalling.none
+        self._signals.close()
+        self.block.close()

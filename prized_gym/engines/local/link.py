@@ -1,0 +1,91 @@
+"""A fleet's connection to the base process it forks: requests go there, answers and deaths come back."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+import cloudpickle
+
+from prized_gym.engines.local import framing
+from prized_gym.engines.local.semaphores import Signals
+from prized_gym.engines.local.shared_memory import Block
+from prized_gym.errors import BaseDiedError
+
+
+class BaseLink:
+    """One fleet's socket to one base process.
+
+    Args:
+        sock: the socket; the base has the other end.
+        died: the error that says how the base process ended.
+
+    Attributes:
+        error: why the base is not to be reached any more; None while it is.
+    """
+
+    def __init__(self, sock: socket.socket, died: Callable[[], BaseDiedError]) -> None:
+        self.sock = sock
+        self.error: BaseDiedError | None = None
+        self._died = died
+
+    def send(self, message: object, fds: list[int] | None = None) -> None:
+        """Send a message.
+
+        Raises:
+            BaseDiedError: the base is gone.
+        """
+        if self.error is not None:
+            raise self.error
+        try:
+            framing.send(self.sock, cloudpickle.dumps(message), fds)
+        except (framing.Hangup, OSError):
+            raise self.lose() from None
+
+    def receive(self) -> object:
+        """Receive a message.
+
+        Raises:
+            BaseDiedError: the base is gone.
+        """
+        if self.error is not None:
+            raise self.error
+        try:
+            return cloudpickle.loads(framing.receive(self.sock))
+        except (framing.Hangup, OSError):
+            raise self.lose() from None
+
+    def readable(self, deadline: float | None) -> bool:
+        """Wait until there is something to receive; False if ``deadline`` (``time.monotonic()``) passed first."""
+        return self.error is None and framing.wait_readable(self.sock, deadline)
+
+    def lose(self, error: BaseDiedError | None = None) -> BaseDiedError:
+        """Give the base up, for the reason given or because it ended; returns why."""
+        if self.error is None:
+            self.error = error or self._died()
+        return self.error
+
+    def shut_down(self) -> None:
+        """Have the base let this fleet go. The descriptor stays, since another thread may be waiting on it."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
+
+class Joinable(Protocol):
+    """A base, as its fleets see it."""
+
+    def revive(self) -> None:
+        """Build the base process anew if it has died."""
+
+    def join(self, size: int, block: Block, signals: Signals) -> BaseLink:
+        """Have the base process take part in a fleet.
+
+        Raises:
+            BaseDiedError: it is gone.
+        """
