@@ -31,12 +31,11 @@ from typing import Any, ClassVar
 from tqdm.auto import tqdm
 
 from bench.machine import describe, table
-from prized_gym import engines
+from prized_gym import Copy, engines
 from prized_gym.base import Base
 from prized_gym.errors import EngineUnavailableError, SandboxError
 from prized_gym.pricing import PRIZED_2_VCPU_4_GB, Prices
 from prized_gym.rollouts.run import rollouts
-from prized_gym.sandbox.copy import Copy
 
 PACKAGE = '''
 """A policy made of square matrices, and an episode with it."""

@@ -189,7 +189,7 @@ def episode(copy, seed, task):
     try:
         result = copy.exec(["python", "run.py", *task["tests"]], cwd="benchmark", timeout=args.seconds)
     except (prized_gym.SandboxDiedError, TimeoutError) as error:
-        # Out of memory, or so busy that it could not even be told to stop.
+        # Out of memory, or so busy that it did not even answer.
         verdict = f"took its copy down ({error})"
     else:
         verdict = "timed out" if result.timed_out else judge(result, list(task["tests"].values()))

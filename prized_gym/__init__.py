@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
-
 import gymnasium as _gymnasium
 
 from prized_gym.base import Base
@@ -23,16 +20,13 @@ from prized_gym.errors import (
     SetupTimeoutError,
 )
 from prized_gym.interface.failure import CopyDiedError, CopyError, CopyTimeoutError, Failure
+from prized_gym.interface.sandbox import Copy, KeptBase
 from prized_gym.pricing import Prices
 from prized_gym.rollouts import Rollout, Rollouts, Summary, rollouts
 from prized_gym.vector.forked_env import ForkedEnv
 from prized_gym.vector.forked_vector_env import ForkedVectorEnv
 from prized_gym.vector.history import Episode
-
-if _TYPE_CHECKING:
-    from prized_gym.sandbox.copy import Copy
-
-__version__ = "0.1.0"
+from prized_gym.version import __version__
 
 __all__ = [
     "Base",
@@ -49,6 +43,7 @@ __all__ = [
     "ForkedEnv",
     "ForkedVectorEnv",
     "InterruptedStepError",
+    "KeptBase",
     "MissingExtraError",
     "Prices",
     "PrizedGymError",
@@ -70,12 +65,3 @@ if "prized_gym/Forked-v0" not in _gymnasium.registry:
         entry_point="prized_gym.vector.forked_env:ForkedEnv",
         vector_entry_point="prized_gym.vector.forked_vector_env:ForkedVectorEnv",
     )
-
-
-def __getattr__(name: str) -> _Any:
-    # Only sandboxes need it, and what it imports takes a while.
-    if name == "Copy":
-        from prized_gym.sandbox.copy import Copy
-
-        return Copy
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Checking a batch of actions before anything is sent."""
+"""The check of a batch of actions before anything is sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ActionCheck:
         self._single = self.leaves[0] if is_bare_array(self.leaves) else None
 
     def split(self, actions: Any, count: int, ignored: Array | None = None) -> tuple[list[Array], list[list[Any]]]:
-        """The batch's array leaves, each ``(count, *shape)``, and its object leaves, each a list of ``count`` values.
+        """Split a batch into its array leaves, each ``(count, *shape)``, and its object leaves, lists of ``count`` values.
 
         Args:
             actions: ``count`` actions, batched as ``gymnasium.vector.utils.batch_space`` describes.
@@ -130,7 +130,7 @@ class ActionCheck:
 
 
 def _limits(leaf: Leaf) -> tuple[Any, Any] | None:
-    """The least and greatest values of a leaf of whole numbers, or None for a Box."""
+    """Return the least and greatest values of a leaf of whole numbers, or None for a Box."""
     space: Any = leaf.space
     if isinstance(space, spaces.Discrete):
         return int(space.start), int(space.start) + int(space.n) - 1

@@ -1,4 +1,4 @@
-"""Checking the arguments of a vector environment."""
+"""The checks of a vector environment's arguments."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ Seed: TypeAlias = "int | Sequence[int | None] | None"
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    """Return ``value`` if it is one of ``allowed``; else raise ValueError."""
     if value not in allowed:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
     return value
 
 
 def at_least_one(name: str, value: int) -> int:
+    """Return ``value`` as an int of at least 1; else raise TypeError or ValueError."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -30,18 +32,29 @@ def at_least_one(name: str, value: int) -> int:
 
 
 def seconds(name: str, value: float | None) -> float | None:
+    """Return ``value`` if it is None or a positive number; else raise ValueError."""
     if value is not None and (not isinstance(value, (int, float, np.number)) or not value > 0):
         raise ValueError(f"{name} must be a positive number of seconds or None, got {value!r}")
     return value
 
 
 def earlier(a: float | None, b: float | None) -> float | None:
+    """Return the smaller of two limits, of which None is none at all."""
     limits = [limit for limit in (a, b) if limit is not None]
     return min(limits) if limits else None
 
 
 def seed_list(seed: Seed, count: int) -> list[int | None]:
-    """One seed or None per copy."""
+    """Return one seed or None per copy.
+
+    Args:
+        seed: one for the first copy, from which the others count up; or one per copy; or None for none.
+        count: the number of copies.
+
+    Raises:
+        ValueError: there are not as many seeds as copies.
+        gymnasium.error.Error: one is negative.
+    """
     if seed is None:
         return [None] * count
     seeds: list[int | None]
@@ -63,7 +76,7 @@ def seed_list(seed: Seed, count: int) -> list[int | None]:
 def take_mask(
     options: Mapping[str, Any] | None, count: int
 ) -> tuple[dict[str, Any] | None, npt.NDArray[np.bool_] | None]:
-    """The options without ``reset_mask``, and the mask, checked as Gymnasium does."""
+    """Return the options without ``reset_mask``, and the mask, checked as Gymnasium does."""
     if options is None or "reset_mask" not in options:
         return None if options is None else dict(options), None
     rest = {key: value for key, value in options.items() if key != "reset_mask"}

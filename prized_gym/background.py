@@ -32,7 +32,7 @@ class Threads:
         self._count = 0
 
     def submit(self, function: Callable[[], _T]) -> Future[_T]:
-        """Have ``function`` called, soon, by one of the threads."""
+        """Have ``function`` called soon by one of the threads."""
         future: Future[_T] = Future()
         with self._changed:
             self._waiting.append((future, function))
@@ -101,7 +101,7 @@ def submit(function: Callable[[], _T], *, urgent: bool = False) -> Future[_T]:
 
 
 async def in_thread(function: Callable[[], _T], *, urgent: bool = False) -> _T:
-    """The result of :func:`submit`, for coroutines of the background loop."""
+    """Await the result of :func:`submit`, for coroutines of the background loop."""
     return await asyncio.wrap_future(submit(function, urgent=urgent))
 
 

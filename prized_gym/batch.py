@@ -1,4 +1,4 @@
-"""How a batch of observations or actions is laid out: a space flattened to leaves, each an array or a list of objects.
+"""The layout of a batch of observations or actions: a space flattened to leaves, each an array or a list of objects.
 
 Box, Discrete, MultiDiscrete and MultiBinary are array leaves of shape ``(n, *shape)``, as
 ``gymnasium.vector.utils.concatenate`` makes them; Dict and Tuple are walked; every other space (Text, Graph, Sequence,
@@ -41,14 +41,14 @@ class Leaf:
         self.dtype: np.dtype[Any] = np.dtype(space.dtype) if self.is_array else np.dtype(object)
 
     def pick(self, value: Any) -> Any:
-        """This leaf's part of a value of the whole space."""
+        """Take this leaf's part of a value of the whole space."""
         for key in self.keys:
             value = value[key]
         return value
 
 
 def leaves(space: AnySpace) -> list[Leaf]:
-    """The leaves of ``space``, depth first, in the order of its keys."""
+    """List the leaves of ``space``, depth first, in the order of its keys."""
     return list(_walk("", (), space))
 
 
@@ -64,7 +64,7 @@ def _walk(path: str, keys: tuple[Any, ...], space: AnySpace) -> Iterator[Leaf]:
 
 
 def is_bare_array(found: Sequence[Leaf]) -> bool:
-    """Whether a space is one array and nothing around it."""
+    """Return whether a space is one array and nothing around it."""
     return len(found) == 1 and found[0].is_array and not found[0].keys
 
 
@@ -120,7 +120,7 @@ class ObservationBuffer:
         return rest
 
     def writer(self, index: int) -> Callable[[Any], list[Any]]:
-        """A function that does ``write(index, observation)``, quick for a space that is one array."""
+        """Return a function that does ``write(index, observation)``, quick for a space that is one array."""
         single = self._single
         if single is None:
             return lambda observation: self.write(index, observation)
@@ -144,7 +144,7 @@ class ObservationBuffer:
             column[index] = value
 
     def batch(self, copy: bool) -> Any:
-        """All observations in the structure of ``space``: copies, or with ``copy=False`` views of the buffer."""
+        """Return all observations in the structure of ``space``: copies, or with ``copy=False`` views of the buffer."""
         if self._single is not None:
             return self._single.copy() if copy else self._single
         arrays, objects = iter(self.arrays), iter(self.objects)
@@ -159,7 +159,7 @@ class ObservationBuffer:
         return assemble(self.space, values)
 
     def rows(self, indices: Sequence[int]) -> Any:
-        """The observations of some copies, as a batch of ``len(indices)``, always copies."""
+        """Return the observations of some copies, as a batch of ``len(indices)``, always copies."""
         arrays, objects = iter(self.arrays), iter(self.objects)
         chosen = np.asarray(indices, dtype=np.intp)
         values: list[Any] = []
@@ -172,7 +172,7 @@ class ObservationBuffer:
         return assemble(self.space, values)
 
     def one(self, index: int) -> Any:
-        """The observation of one copy, unbatched, as a copy of its own; scalars as numpy scalars."""
+        """Return the observation of one copy, unbatched, as a copy of its own; scalars as numpy scalars."""
         arrays, objects = iter(self.arrays), iter(self.objects)
         values: list[Any] = []
         for leaf in self.leaves:
@@ -184,7 +184,7 @@ class ObservationBuffer:
         return assemble(self.space, values)
 
     def move(self, source: int, target: int) -> None:
-        """Make copy ``target``'s observation that of copy ``source``."""
+        """Overwrite copy ``target``'s observation with that of copy ``source``."""
         for array in self.arrays:
             array[target] = array[source]
         for column in self.objects:
@@ -217,7 +217,7 @@ class ActionBuffer:
         self._views: list[dict[int, Array]] = [{} for _ in self.array_leaves]
 
     def view(self, number: int, code: int) -> Array:
-        """Array leaf ``number`` as an array ``(n, *shape)`` of the dtype with number ``code``."""
+        """Return array leaf ``number`` as an array ``(n, *shape)`` of the dtype with number ``code``."""
         view = self._views[number].get(code)
         if view is None:
             dtype, shape = _DTYPES[code], self.array_leaves[number].shape
@@ -245,7 +245,7 @@ class ActionBuffer:
             self.view(number, code)[indices] = array
 
     def read(self, index: int) -> list[Any]:
-        """The array leaves of copy ``index``'s action, each a private copy; scalars as numpy scalars."""
+        """Read the array leaves of copy ``index``'s action, each a private copy; scalars as numpy scalars."""
         result: list[Any] = []
         for number, codes in enumerate(self._code_bytes):
             row = self.view(number, codes[index])[index]
@@ -253,7 +253,7 @@ class ActionBuffer:
         return result
 
     def reader(self, index: int) -> Callable[[Sequence[Any]], Any]:
-        """A function that gives copy ``index``'s action from its object leaves, quick for a space that is one array."""
+        """Return a function that gives copy ``index``'s action from its object leaves, quick for a space that is one array."""
         if not is_bare_array(self.leaves):
             return lambda objects: self.join(self.read(index), objects)
         codes, views, view = self._code_bytes[0], self._views[0], self.view
@@ -267,7 +267,7 @@ class ActionBuffer:
         return lambda objects: view(0, codes[index])[index].copy()
 
     def join(self, arrays: Sequence[Any], objects: Sequence[Any]) -> Any:
-        """One action in the structure of the space, from its array leaves and its object leaves."""
+        """Build one action in the structure of the space, from its array leaves and its object leaves."""
         if is_bare_array(self.leaves):
             return arrays[0]
         from_arrays, from_objects = iter(arrays), iter(objects)
@@ -298,6 +298,6 @@ def _fitting(leaf: Leaf, value: Any) -> Array:
 
 
 def _empty(space: AnySpace) -> Any:
-    """What a batch holds for a copy that has not been reset yet, as Gymnasium's ``create_empty_array`` makes it."""
+    """Make what a batch holds for a copy that has not been reset yet, as Gymnasium's ``create_empty_array`` makes it."""
     made = gym.vector.utils.create_empty_array(space, n=1)
     return made[0] if isinstance(made, tuple) and made else made

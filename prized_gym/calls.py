@@ -19,7 +19,7 @@ RANDOM_STATE = "prized_gym:random_state"
 def perform(
     env: gym.Env[Any, Any], name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> Any:
-    """The attribute ``name`` of the environment or of the wrapper that has it: called if it can be, else returned."""
+    """Get the attribute ``name`` of the environment or of the wrapper that has it, called if it can be."""
     if name == CLASSES:
         return classes(env)
     if name == RANDOM_STATE:
@@ -29,7 +29,7 @@ def perform(
 
 
 def classes(env: gym.Env[Any, Any]) -> list[list[str]]:
-    """For each wrapper from the outermost in, and last for the environment itself: the names of its class and bases.
+    """List, for each wrapper from the outermost in, and last for the environment itself: the names of its class and bases.
 
     Names, because a class cannot be carried into every engine, and what comes out of a sandbox is data.
     """
@@ -41,5 +41,5 @@ def classes(env: gym.Env[Any, Any]) -> list[list[str]]:
 
 
 def class_name(cls: type) -> str:
-    """The name a class has on both sides, ``"module:name"``: one sent by value comes without its qualified name."""
+    """Return the name that a class has on both sides, ``"module:name"``: one sent by value comes without its qualified name."""
     return f"{cls.__module__}:{cls.__name__}"

@@ -89,8 +89,8 @@ class InterruptedStepError(PrizedGymError, RuntimeError):
     """An earlier call was interrupted half-way, so the copies are at different points: ``reset()`` brings them back."""
 
 
-class RemoteTraceback(Exception):
-    """Carries the traceback of an exception raised in another process, as the ``__cause__`` of that exception."""
+class RemoteTraceback(PrizedGymError):
+    """The traceback of an exception raised in another process: the ``__cause__`` of that exception, never raised itself."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

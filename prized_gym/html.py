@@ -1,4 +1,4 @@
-"""What notebooks show for the library's objects: a title and a small table, safe whatever the values hold."""
+"""HTML for notebooks: a title over a small table, safe whatever the values hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ _LONGEST = 200
 
 
 def table(title: str, rows: Mapping[str, Any]) -> str:
-    """A title over a table of names and values; a value that is None is left out."""
+    """Build a title over a table of names and values.
+
+    Args:
+        title: as text, which is escaped.
+        rows: values by name; those that are None are left out, long ones shortened.
+    """
     body = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{_cell(value)}</td></tr>'
         for name, value in rows.items()

@@ -1,4 +1,4 @@
-"""Merging the infos of N copies into Gymnasium's dictionary of arrays."""
+"""The infos of N copies merged into Gymnasium's dictionary of arrays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def merge(infos: Mapping[int, Mapping[str, Any]], count: int) -> dict[str, Any]:
 
 
 def split(infos: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The inverse of :func:`merge`: one info dictionary per copy, of the keys whose mask is set for it."""
+    """Undo :func:`merge`: return one info dictionary per copy, of the keys whose mask is set for it."""
     result: list[dict[str, Any]] = [{} for _ in range(count)]
     for key, value in infos.items():
         mask = infos.get(f"_{key}")
@@ -68,7 +68,7 @@ def _column(key: str, column: dict[int, Any], count: int) -> Any:
 
 
 def _numeric(column: dict[int, Any], count: int) -> npt.NDArray[Any] | None:
-    """One array that holds every value of the column, or None if there is no such array."""
+    """Make one array that holds every value of the column, or None if there is no such array."""
     values = list(column.values())
     if not all(_is_number(value) or isinstance(value, np.ndarray) for value in values):
         return None

@@ -1,7 +1,9 @@
-"""What a sandbox costs under a table of prices."""
+"""What a sandbox costs under a table of prices, and sums of costs of which some are not known."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 HOUR = 3600.0
@@ -9,7 +11,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Prices:
-    """A provider's prices, in US dollars; all zero on one's own machine.
+    """A provider's prices, in US dollars; what has none is free.
 
     Attributes:
         sandbox_hour: for an hour of one sandbox, whatever its size.
@@ -31,9 +33,18 @@ class Prices:
                 raise ValueError(f"{name} must be at least 0, got {value!r}")
 
     def cost(self, *, seconds: float, vcpu: float, memory_gb: float) -> float:
-        """US dollars for ``seconds`` of one sandbox of that size."""
+        """Return what one sandbox of that size costs for that time, in US dollars.
+
+        Args:
+            seconds: how long it runs.
+            vcpu: its vCPUs, or those it used on average.
+            memory_gb: its memory in GB, or what it used.
+
+        Returns:
+            The cost; nan where a size that has a price is nan.
+        """
         total = self.sandbox_hour
-        # A size that is not known costs nothing where it has no price.
+        # A size that is not known (nan) matters only where it has a price.
         if self.vcpu_hour:
             total += self.vcpu_hour * vcpu
         if self.gb_hour:
@@ -41,7 +52,18 @@ class Prices:
         return total * seconds / HOUR
 
 
-FREE = Prices()
+def known_total(costs: Iterable[float]) -> float:
+    """Add up the costs that are known.
+
+    Args:
+        costs: in US dollars; nan where it is not known, or nobody bills.
+
+    Returns:
+        The sum of those that are not nan; nan if there are none.
+    """
+    known = [cost for cost in costs if not math.isnan(cost)]
+    return math.fsum(known) if known else math.nan
+
 
 PRIZED_2_VCPU_4_GB = Prices(sandbox_hour=0.131)
 """Prized's price of a running sandbox of 2 vCPU and 4 GB (its guide to evals and RL harnesses, November 2026)."""

@@ -45,7 +45,7 @@ class Recipe:
     registered: dict[str, bytes] = field(default_factory=dict)
 
     def dumps(self) -> bytes:
-        """This recipe as bytes, with functions and classes of ``__main__`` and notebooks by value.
+        """Pickle this recipe as bytes, with functions and classes of ``__main__`` and notebooks by value.
 
         Raises:
             SetupError: something in it cannot be pickled; the message names it.
@@ -82,7 +82,7 @@ def _registrations() -> dict[str, bytes]:
 
 
 def _register_missing(registered: Mapping[str, bytes]) -> bool:
-    """Register what the trainer had registered and this process has not; whether there was anything."""
+    """Register what the trainer had registered and this process has not; return whether there was anything."""
     missing = [name for name in registered if name not in gym.registry]
     for name in missing:
         gym.registry[name] = cloudpickle.loads(registered[name])
@@ -102,11 +102,11 @@ class Built:
     order: list[int] | None
 
     def which(self, copy: int) -> int:
-        """The index into ``envs`` of the environment that copy number ``copy`` is a fork of."""
+        """Return the index into ``envs`` of the environment that copy number ``copy`` is a fork of."""
         return 0 if self.order is None else self.order[copy]
 
     def sole(self, copy: int) -> bool:
-        """Whether copy number ``copy`` is the only one of its environment, as one built by a callable of its own is."""
+        """Return whether copy number ``copy`` is the only one of its environment, as one built by a callable of its own is."""
         return self.order is not None and self.order.count(self.order[copy]) == 1
 
 
@@ -125,9 +125,10 @@ def resolve(env: Any) -> EnvSource | list[EnvFactory]:
         return env
     if isinstance(env, str):
         module, _, name = env.partition(":")
-        if name.isidentifier() and env not in gym.registry and name not in gym.registry and module:
-            return env
-        return gym.spec(env)
+        if not module or not name:
+            return gym.spec(env)
+        # For what is not registered here the base imports the module, as gym.make("module:id") would.
+        return gym.spec(name) if name in gym.registry else env
     if isinstance(env, gym.Env):
         raise TypeError(
             f"got the environment instance {env!r}: pass a callable that builds it (such as `lambda: ...`), "

@@ -23,7 +23,7 @@ _SEED_BITS = 31
 
 
 def fresh_entropy() -> int:
-    """128 random bits from the operating system."""
+    """Draw 128 random bits from the operating system."""
     return secrets.randbits(128)
 
 
@@ -49,7 +49,7 @@ class SeedStream:
         self._drawn = 0
 
     def next(self) -> int:
-        """The next seed, ``0 <= seed < 2**31``."""
+        """Draw the next seed, ``0 <= seed < 2**31``."""
         number = self._drawn * self._count + self._index
         self._drawn += 1
         return (self._multiplier * number + self._offset) % (1 << _SEED_BITS)
@@ -110,7 +110,7 @@ def _reseed_native(env: gym.Env[Any, Any], seed: int) -> None:
 
 
 def random_state(env: gym.Env[Any, Any]) -> dict[str, Any] | None:
-    """Where ``np_random`` stands, as data, for :func:`set_random_state`; None if it was never used."""
+    """Return where ``np_random`` stands, as data, for :func:`set_random_state`; None if it was never used."""
     inner = env.unwrapped
     if inner._np_random is None or not hasattr(np.random, type(inner._np_random.bit_generator).__name__):
         return None

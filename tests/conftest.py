@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import shutil
@@ -13,16 +14,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from process_tools import own_descendants
-from sandbox_tools import processes_of
 
 from prized_gym.runsc import Runsc, RunscUnavailable, close_all, list_kept
+from tools.processes import own_descendants, processes_of
 
 
 def pytest_configure() -> None:
     # A shell ignores Ctrl-C for what it runs in the background, and children inherit that; tests send it to themselves.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what could not run here, and why; dev.py says it once more at the end of all its runs."""
+    counts: collections.Counter[str] = collections.Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        what = "test" if report.when == "collect" or report.nodeid.count("::") else "file"
+        counts[f"{what}: {reason.removeprefix('Skipped: ')}"] += 1
+    lines = [
+        f"{count} {line}".replace(" test:", " tests:" if count > 1 else " test:") for line, count in counts.items()
+    ]
+    if lines:
+        terminalreporter.section("not run here")
+        terminalreporter.write_line("\n".join(lines))
+        if path := os.environ.get("PRIZED_GYM_NOT_RUN"):
+            with open(path, "a") as file:
+                file.write("\n".join([*lines, ""]))
 
 
 @pytest.fixture(params=["local", "inline"])
@@ -93,7 +111,7 @@ def plain_engine() -> Iterator[None]:
     """The engine "plain": the zoo's provider that needs nothing but this machine's processes."""
     from prized_gym import engines
 
-    engines.ENGINES["plain"] = "plain_driver:PlainEngine"
+    engines.ENGINES["plain"] = "zoo.plain_driver:PlainEngine"
     yield
     del engines.ENGINES["plain"]
 
@@ -103,7 +121,7 @@ def no_plain_sandbox_left() -> Iterator[None]:
     """Each test closes every sandbox of the plain provider."""
 
     def alive() -> set[object]:
-        driver = sys.modules.get("plain_driver")
+        driver = sys.modules.get("zoo.plain_driver")
         return set(driver.ALIVE) if driver else set()
 
     before = alive()

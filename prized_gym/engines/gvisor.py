@@ -13,11 +13,19 @@ from typing import Any, ClassVar
 from prized_gym import runsc
 from prized_gym.errors import EngineUnavailableError, SandboxDiedError, SandboxError, SandboxTimeoutError
 from prized_gym.interface.fleet import Usage
-from prized_gym.sandbox.base import SandboxEngine
-from prized_gym.sandbox.channels.http import Dialed
-from prized_gym.sandbox.driver import OUTPUT_KEPT, Driver, ExecResult, FileInfo, Sandbox, Shape
+from prized_gym.interface.sandbox import KeptBase
+from prized_gym.sandbox.driver import (
+    OUTPUT_KEPT,
+    Capabilities,
+    Dialed,
+    Driver,
+    ExecResult,
+    FileInfo,
+    Sandbox,
+    Shape,
+)
+from prized_gym.sandbox.engine import OPTIONS, SandboxEngine
 from prized_gym.sandbox.modules import visible
-from prized_gym.sandbox.plan import OPTIONS, Plan
 
 _ID = re.compile(r"sbx_[0-9a-f]{12}")
 _DEFAULTS: dict[str, float] = {"vcpu": 1.0, "memory_gb": 2.0, "disk_gb": 4.0}
@@ -42,33 +50,53 @@ class GvisorEngine(SandboxEngine):
             runsc.Runsc.find()
 
     @classmethod
-    def driver(cls, options: Mapping[str, Any], plan: Plan | None) -> Driver:
+    def driver(cls, options: Mapping[str, Any]) -> Driver:
         with _translated():
             found = runsc.Runsc.find(options["runsc"])
         extra = [options["python_path"]] if isinstance(options["python_path"], str) else list(options["python_path"])
-        return GvisorDriver(found, extra, b"" if plan is None else plan.payload or b"")
+        return GvisorDriver(found, extra)
 
     @classmethod
     def is_id(cls, text: str) -> bool:
         return _ID.fullmatch(text) is not None
+
+    @classmethod
+    def kept(cls) -> list[KeptBase]:
+        with _translated():
+            return [
+                KeptBase(kept.id, cls.name, kept.labels, kept.size, kept.kept_at, kept.expires_at)
+                for kept in runsc.list_kept()
+            ]
+
+    @classmethod
+    def remove(cls, id: str) -> bool:
+        with _translated():
+            return cls.is_id(id) and runsc.delete_kept(id)
+
+    @classmethod
+    def sweep(cls) -> list[str]:
+        with _translated():
+            return runsc.sweep()
 
 
 class GvisorDriver(Driver):
     """Makes sandboxes with one runsc.
 
     Args:
+        found: the runsc.
         python_path: directories to show and to import from.
-        payload: a pickled recipe; the modules it refers to are shown too.
     """
 
-    def __init__(self, found: runsc.Runsc, python_path: Sequence[str], payload: bytes) -> None:
+    capabilities = Capabilities(keeps=True)
+
+    def __init__(self, found: runsc.Runsc, python_path: Sequence[str]) -> None:
         self._runsc = found
         self._python_path = python_path
-        self._payload = payload
 
     def create(self, shape: Shape, timeout: float) -> Sandbox:
         paths = runsc.python_paths(self._python_path)
-        mounts, search = visible(self._payload, paths.binds, paths.search)
+        # The modules that what will be served refers to are shown too.
+        mounts, search = visible(shape.payload, paths.binds, paths.search)
         paths = dataclasses.replace(paths, search=tuple(dict.fromkeys((*paths.search, *search))))
         network: Any = shape.network
         with _translated():
@@ -101,7 +129,7 @@ class GvisorSandbox(Sandbox):
     Whatever stops for idleness anyway need not be checkpointed anew for every fork.
     """
 
-    scratch: ClassVar[str] = "/home/user/.prized_gym"
+    scratch = "/home/user/.prized_gym"
 
     def __init__(self, sandbox: runsc.Sandbox) -> None:
         self._sandbox = sandbox
@@ -228,9 +256,9 @@ class GvisorSandbox(Sandbox):
         with self._lock:
             self._parked = False
 
-    def keep(self) -> str:
+    def keep(self, lifetime_hours: float | None) -> str:
         with _translated():
-            return self._sandbox.keep()
+            return self._sandbox.keep(None if lifetime_hours is None else lifetime_hours * 3600.0)
 
     # Life
 

@@ -143,7 +143,7 @@ class InlineFleet(Fleet):
 
     def branch(self, source: int, targets: Sequence[int]) -> None:
         raise EngineUnavailableError(
-            "branch() makes live forks of a copy, which engine='inline' cannot: use engine='local'"
+            "branch() makes live forks of a copy, which engine='inline' cannot: use engine='local', on Linux"
         )
 
     # One batch

@@ -77,10 +77,10 @@ class Failure:
         """The exception to raise: the environment's own where it could be carried over, else a :class:`CopyError`."""
         if self.kind == "raised" and self.exception is not None:
             error = self.exception
-            error.__cause__ = RemoteTraceback(self.traceback)
-            note = f"raised in {self.headline().split(') ')[0]})"
-            if hasattr(error, "add_note"):
-                error.add_note(note)
+            if self.traceback:  # without one it was raised here, before the copy was asked
+                error.__cause__ = RemoteTraceback(self.traceback)
+                if hasattr(error, "add_note"):
+                    error.add_note(f"raised in {self.headline().split(') ')[0]})")
             return error
         if self.kind in ("fork", "base") and self.exception is not None:
             return self.exception

@@ -6,12 +6,16 @@ import json as json_module
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from prized_gym.errors import SandboxError
+from prized_gym.interface.failure import Failure
+from prized_gym.interface.fleet import Usage
+
+_T = TypeVar("_T")
 
 EXEC_TIMEOUT = 300.0
 HTTP_TIMEOUT = 300.0
@@ -158,6 +162,40 @@ class Copy(ABC):
     def alive(self) -> bool:
         """Whether the sandbox has not ended, as far as is known."""
         return self.death is None
+
+    @abstractmethod
+    def usage(self) -> Usage:
+        """Measure what it has used so far, and what it has cost where its provider tells."""
+
+    @abstractmethod
+    def wait_dead(self, timeout: float) -> str | None:
+        """Wait for the news of the sandbox's end; why it ended, or None if it has not within ``timeout`` seconds."""
+
+    @abstractmethod
+    async def explain(self, index: int, error: BaseException) -> Failure:
+        """Find out what an error is a sign of that something asked of this copy has met.
+
+        Args:
+            index: how the copy is called in the failure.
+            error: what was raised.
+        """
+
+    @abstractmethod
+    async def server_log(self, timeout: float) -> str:
+        """Read the end of what the copy's server wrote; empty where that cannot be had within ``timeout`` seconds."""
+
+    @abstractmethod
+    async def run(self, operation: Generator[Any, Any, _T], timeout: float, max_bytes: int = MAX_ANSWER) -> _T:
+        """Run an operation of a protocol with the server in this copy: what it yields is asked, and sent back answered.
+
+        Args:
+            operation: what a method of a :class:`prized_gym.protocols.Protocol` gave.
+            timeout: seconds it may take in all, unless a request has a limit of its own.
+            max_bytes: an answer of more is an error, and not read.
+
+        Raises:
+            PrizedGymError: there was no answer, or one that the protocol refuses.
+        """
 
     # Commands
 
@@ -317,6 +355,21 @@ class SandboxHandle(ABC):
         Raises:
             ValueError: less than one.
             BaseDiedError: the base is gone. SandboxError: it could not be forked.
+        """
+
+    @abstractmethod
+    def fork_some(
+        self, n: int, labels: Mapping[str, str] | None, timeout: float
+    ) -> tuple[list[Copy], Exception | None]:
+        """Make as many as can be had of ``n`` copies; a base that has died is first built anew from its recipe.
+
+        Args:
+            n: how many.
+            labels: beside the base's; None: the base's.
+            timeout: seconds it may take.
+
+        Returns:
+            The copies, and why there are no more of them; None if all were made.
         """
 
     @abstractmethod

@@ -19,6 +19,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from prized_gym import background
 from prized_gym.actions import ActionCheck
 from prized_gym.batch import ActionBuffer, AnySpace, assemble
+from prized_gym.errors import PrizedGymError
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Answer:
     error: BaseException | None = None
 
 
-class UserError(Exception):
+class UserError(PrizedGymError):
     """What the user's own code raised, told from what was raised around it.
 
     Attributes:
@@ -174,7 +175,7 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-class NoActionError(ValueError):
+class NoActionError(PrizedGymError, ValueError):
     """What a policy returned is no action."""
 
 

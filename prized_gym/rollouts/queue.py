@@ -79,6 +79,10 @@ class RolloutQueue:
         taken += itertools.islice(self._fresh, most - len(taken))
         return taken
 
+    def put_back(self, work: Work) -> None:
+        """Take back a rollout that could not begin; it comes up next, and this was no attempt."""
+        self._again.appendleft(work)
+
     def put_again(self, work: Work, cost: float) -> bool:
         """Whether a rollout that failed, at that cost in US dollars, is tried once more; then it comes up next."""
         if work.attempt > self.retries:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from prized_gym.html import table
+from prized_gym.pricing import known_total
 
 
 class Rollout(NamedTuple):
-    """One episode in one fresh copy.
+    """An episode played in a fresh copy, and what came of it.
 
     Attributes:
         task: the task it was given, None where there are no tasks.
@@ -22,7 +23,8 @@ class Rollout(NamedTuple):
         output: with a policy the info of the last step; with ``request`` the answer; with ``command`` what it wrote to
             stdout; with ``episode`` what it returned. Of a rollout that failed: what there was, or None.
         seconds: wall-clock time from when its copy was there to its end.
-        cost_usd: of its copy for that time, under the prices given; 0.0 without prices.
+        cost_usd: of its copies, those of failed attempts included, in US dollars: under the prices given, else what the
+            provider bills as far as it tells; nan where nobody bills.
         copy_id: of the sandbox it ran in, or ``"pid 4711"``.
         failure: None, or why it failed: what happened to the copy, with the end of its output.
         attempts: how many times it was tried, the last one included.
@@ -44,7 +46,7 @@ class Rollout(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What the rollouts so far came to. Failed ones count in ``failed`` and ``cost_usd`` only.
+    """What the rollouts so far came to. Those that failed count in ``failed`` and ``cost_usd`` only.
 
     Attributes:
         rollouts: how many have ended.
@@ -53,7 +55,7 @@ class Summary(NamedTuple):
         mean_length: in steps.
         seconds: wall-clock time from the first fork to the latest end.
         rollouts_per_second: ended ones, by ``seconds``.
-        cost_usd: the sum of the copies'.
+        cost_usd: the sum of the rollouts' as far as they are known; nan if none is.
         rewards: by the number of its task, the rewards of those that did not fail, in the order they ended; without tasks
             there is one list, under 0.
     """
@@ -71,10 +73,17 @@ class Summary(NamedTuple):
     rewards: dict[int, list[float]]
 
     def pass_at(self, k: int, threshold: float = 1.0) -> float:
-        """The estimated chance that at least one of ``k`` rollouts of a task reaches ``threshold``, averaged over tasks.
+        """Estimate the chance that at least one of ``k`` rollouts of a task reaches ``threshold``, averaged over tasks.
 
         The unbiased estimator of Chen et al., "Evaluating Large Language Models Trained on Code" (2021). A rollout that
         failed is no sample, so a task with fewer than ``k`` others is an error.
+
+        Args:
+            k: the number of rollouts of a task.
+            threshold: the reward from which on a rollout passes.
+
+        Returns:
+            The chance, between 0 and 1.
 
         Raises:
             ValueError: there are fewer than ``k`` rewards of a task.
@@ -95,12 +104,12 @@ class Summary(NamedTuple):
 
 
 class Totals:
-    """Adds rollouts up."""
+    """The running totals of rollouts."""
 
     def __init__(self) -> None:
         self.count = 0
         self.failed = 0
-        self.cost = 0.0
+        self._cost = math.nan
         self.total = 0.0
         self._lengths = 0
         self._rewards: dict[int, list[float]] = {}
@@ -108,13 +117,13 @@ class Totals:
         self._ended = 0.0
 
     def start(self) -> None:
-        """The first fork is about to be made."""
+        """Start the clock: the first fork is about to be made."""
         self._started = time.monotonic()
 
     def add(self, number: int, rollout: Rollout) -> None:
-        """Count a rollout of task ``number``."""
+        """Count a rollout of the task with that number."""
         self.count += 1
-        self.cost += rollout.cost_usd
+        self._cost = known_total((self._cost, rollout.cost_usd))
         self._ended = time.monotonic()
         rewards = self._rewards.setdefault(number, [])
         if rollout.failure is not None:
@@ -126,12 +135,12 @@ class Totals:
 
     @property
     def mean(self) -> float:
-        """Of the rewards so far; nan if there are none."""
+        """The mean of the rewards so far; nan if there are none."""
         good = self.count - self.failed
         return self.total / good if good else math.nan
 
     def summary(self) -> Summary:
-        """Everything so far."""
+        """Return what the rollouts so far came to."""
         rewards = np.array([reward for some in self._rewards.values() for reward in some], dtype=np.float64)
         seconds = 0.0 if self._started is None or not self.count else self._ended - self._started
         none = math.nan
@@ -145,6 +154,6 @@ class Totals:
             self._lengths / rewards.size if rewards.size else none,
             seconds,
             self.count / seconds if seconds else none,
-            self.cost,
+            self._cost,
             {number: list(some) for number, some in self._rewards.items()},
         )

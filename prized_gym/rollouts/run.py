@@ -16,6 +16,7 @@ from prized_gym.arguments import at_least_one, one_of
 from prized_gym.arguments import seconds as check_seconds
 from prized_gym.base import Base
 from prized_gym.pricing import Prices
+from prized_gym.progress import Bar, bar
 from prized_gym.rollouts.plan import RolloutPlan
 from prized_gym.rollouts.policy import UserLoop, takes
 from prized_gym.rollouts.queue import RolloutQueue, Work
@@ -209,12 +210,12 @@ class Rollouts:
 
     def _counted(self, events: Iterator[tuple[Work, Rollout]]) -> Iterator[Rollout]:
         try:
-            with self._bar() as bar, contextlib.closing(events) as source:  # type: ignore[type-var]
+            with self._bar() as shown, contextlib.closing(events) as source:  # type: ignore[type-var]
                 self._totals.start()
                 if self._closed:
                     return
                 for work, rollout in source:
-                    self._count(bar, work, rollout)
+                    self._count(shown, work, rollout)
                     yield rollout
         finally:
             self._let_go()
@@ -229,13 +230,13 @@ class Rollouts:
                 loop.call_soon_threadsafe(arrived.put_nowait, event)
 
         try:
-            with self._bar() as bar:
+            with self._bar() as shown:
                 self._totals.start()
                 self._start(report, UserLoop(loop))
                 while (event := await arrived.get()) is not None:
                     if isinstance(event, BaseException):
                         raise event
-                    self._count(bar, *event)
+                    self._count(shown, *event)
                     yield event[1]
         finally:
             await self.aclose()
@@ -294,24 +295,16 @@ class Rollouts:
         thread.start()
 
     def _start_playing(self, report: Callable[[_Event], None], loop: UserLoop) -> None:
-        from prized_gym.rollouts.playing import PlayedRollouts
+        from prized_gym.rollouts.playing import EpisodeRunner
 
-        plan = self._plan
-        way = plan.way(loop)
+        runner = EpisodeRunner(
+            self._plan, self._plan.way(loop), self._queue, lambda work, rollout: report((work, rollout))
+        )
         ended = threading.Event()
 
         async def run() -> None:
             try:
-                await PlayedRollouts(
-                    plan.base.sandbox_handle(),
-                    plan.copies,
-                    way,
-                    self._queue,
-                    lambda work, rollout: report((work, rollout)),
-                    timeout=plan.timeout,
-                    prices=plan.prices,
-                    labels=plan.labels,
-                ).run()
+                await runner.run()
             except asyncio.CancelledError:
                 # The end that was asked for; whoever still iterates is told below.
                 pass
@@ -386,16 +379,14 @@ class Rollouts:
 
     # What came of it
 
-    def _bar(self) -> Any:
-        from tqdm.auto import tqdm
+    def _bar(self) -> Bar:
+        return bar(self._queue.total, "rollouts", "rollout", self._progress)
 
-        return tqdm(total=self._queue.total, desc="rollouts", unit="rollout", disable=not self._progress)
-
-    def _count(self, bar: Any, work: Work, rollout: Rollout) -> None:
+    def _count(self, shown: Bar, work: Work, rollout: Rollout) -> None:
         self._totals.add(work.number, rollout)
         failed = f", failed {self._totals.failed}" if self._totals.failed else ""
-        bar.set_postfix_str(f"mean reward {self._totals.mean:.4g}{failed}", refresh=False)
-        bar.update()
+        shown.set_postfix_str(f"mean reward {self._totals.mean:.4g}{failed}", refresh=False)
+        shown.update()
 
     def summary(self) -> Summary:
         """What the rollouts that have ended came to; can be called at any time."""

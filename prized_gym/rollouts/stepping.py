@@ -16,7 +16,7 @@ import numpy as np
 
 from prized_gym.background import Threads
 from prized_gym.base import Base
-from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError, SetupError
+from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError, SandboxCapacityError, SetupError
 from prized_gym.interface import commands as ops
 from prized_gym.interface.commands import Command, Fresh, Reseed, Reset
 from prized_gym.interface.failure import Failure
@@ -103,6 +103,7 @@ class PolicyRunner:
         self._at_work = False
         self._playing: dict[int, Playing] = {}
         self._ended: list[tuple[Work, Rollout]] = []
+        self._full = False
         self._lost: BaseException | None = None
 
     def run(self) -> Iterator[tuple[Work, Rollout]]:
@@ -168,6 +169,8 @@ class PolicyRunner:
         if self._lost is not None:
             if not self._playing and not self._ended:
                 raise self._lost
+            return True
+        if self._full and self._playing:
             return True
         free = [index for index in range(self._size) if index not in self._playing]
         works = self._queue.take(len(free))
@@ -274,9 +277,7 @@ class PolicyRunner:
                 continue
             failure = finished.failures.get(index)
             if failure is not None:
-                if isinstance(failure.exception, ForkUnsafeError) and failure.kind == "fork":
-                    self._lost = failure.exception
-                self._end(index, failure=failure.describe())
+                self._failed(index, playing, failure)
                 continue
             if playing.phase != "reseeding":
                 playing.info = finished.infos.get(index, {})
@@ -296,6 +297,22 @@ class PolicyRunner:
                 playing.phase = "observed"
         if seeds:
             fleet.command(seeds)
+
+    def _failed(self, index: int, playing: Playing, failure: Failure) -> None:
+        """Deal with a copy that has failed, or could not be made."""
+        if failure.kind == "fork":
+            if isinstance(failure.exception, ForkUnsafeError):
+                self._lost = failure.exception
+            elif isinstance(failure.exception, SandboxCapacityError) and self._others_play(index):
+                # As soon as one of those under way has ended.
+                self._full = True
+                del self._playing[index]
+                self._queue.put_back(playing.work)
+                return
+        self._end(index, failure=failure.describe())
+
+    def _others_play(self, index: int) -> bool:
+        return any(other != index and one.phase != "forking" for other, one in self._playing.items())
 
     def _count_from_its_making(self, index: int, playing: Playing) -> None:
         """Let a rollout's time count from when its copy was there, where that is later than when its fork was begun."""
@@ -329,6 +346,7 @@ class PolicyRunner:
 
     def _end(self, index: int, output: Any = None, failure: str | None = None) -> None:
         playing, fleet = self._playing.pop(index), self._live
+        self._full = False
         work, seconds = playing.work, time.monotonic() - playing.started
         reward = playing.reward
         if failure is None and not math.isfinite(reward):

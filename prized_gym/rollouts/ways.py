@@ -11,20 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from prized_gym import background
 from prized_gym.errors import PrizedGymError
+from prized_gym.interface.sandbox import Copy
 from prized_gym.protocols import EpisodeProtocol
 from prized_gym.rollouts.policy import UserLoop, raised, takes
 from prized_gym.rollouts.queue import Work
-from prized_gym.sandbox.copy import Copy
-from prized_gym.sandbox.driver import Sandbox
-
-if TYPE_CHECKING:
-    from prized_gym.sandbox.base import SandboxBase
 
 _TAIL = 2000
 _MOST_THREADS = 4096
@@ -53,13 +49,13 @@ class Place:
 
     Attributes:
         slot: which of the copies alive at once this is.
-        copy: the fresh fork, and ``sandbox``, its sandbox.
+        copy: the fresh fork.
+        length: steps so far, of an episode that fails.
         so_far: what there is to report of an episode that fails.
     """
 
     slot: int
     copy: Copy
-    sandbox: Sandbox
     length: int = 0
     so_far: Any = None
 
@@ -88,7 +84,7 @@ class RequestWay(Way):
         reward: where the reward is in the answer.
     """
 
-    def __init__(self, handle: SandboxBase, request: str | EpisodeProtocol, reward: Reward) -> None:
+    def __init__(self, request: str | EpisodeProtocol, reward: Reward) -> None:
         if isinstance(request, EpisodeProtocol):
             if reward is not None:
                 raise TypeError(
@@ -96,26 +92,20 @@ class RequestWay(Way):
                 )
         elif not isinstance(request, str) or not request.startswith("/"):
             raise TypeError(f"request must be a target such as '/rollout?seed={{seed}}', got {request!r}")
-        self._handle = handle
         self._request = request
         self._reward: str | Callable[[Any], float] = _number_or_key if reward is None else reward
 
     async def play(self, place: Place, work: Work, timeout: float | None) -> Outcome:
         options = None if work.task is None else {"task": work.task}
         if isinstance(self._request, EpisodeProtocol):
-            protocol = self._request
+            protocol = self._request.fork()
         else:
             path = _with_task(self._request, work.task, partial(urllib.parse.quote, safe=""))
             protocol = EpisodeProtocol(path, self._reward)
-        client = self._handle.client(place.sandbox, protocol)
-        try:
-            await client.reset(work.seed, options, beyond(timeout))
-            answer = await client.step(0, False, beyond(timeout))
-        finally:
-            client.channel.close()
-        spoken = client.protocol
-        output = spoken.answer if isinstance(spoken, EpisodeProtocol) else answer.info
-        return Outcome(answer.reward, _length(output), output)
+        limit = beyond(timeout)
+        await place.copy.run(protocol.reset(work.seed, options), limit)
+        answer = await place.copy.run(protocol.step(0), limit, protocol.max_answer_bytes)
+        return Outcome(answer.reward, _length(protocol.answer), protocol.answer)
 
 
 class CommandWay(Way):

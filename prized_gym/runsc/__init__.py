@@ -1,12 +1,14 @@
-"""Whole sandboxes with gVisor's runsc: run, checkpointed, forked, on this machine. Standard library only, synchronous,
-thread-safe.
+r"""Whole sandboxes with gVisor's runsc: run, checkpointed and forked on this machine.
 
-runsc = Runsc.find()
-with Sandbox.create(runsc=runsc) as base:
-    base.exec("python -m http.server 8000 --bind 127.0.0.1", background=True)
-    for copy in base.fork(8):
-        with copy, copy.connect_port(8000) as stream:
-            stream.sendall(b"GET / HTTP/1.0\r\n\r\n")
+Synchronous and thread-safe, and of the standard library only.
+
+Example:
+    >>> runsc = Runsc.find()
+    >>> with Sandbox.create(runsc=runsc) as base:
+    ...     base.exec("python -m http.server 8000 --bind 127.0.0.1", background=True)
+    ...     for copy in base.fork(8):
+    ...         with copy, copy.connect_port(8000) as stream:
+    ...             stream.sendall(b"GET / HTTP/1.0\r\n\r\n")
 """
 
 from .doctor import Check, diagnose

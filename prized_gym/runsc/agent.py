@@ -1,8 +1,8 @@
-"""The agent: PID 1 of a sandbox, and the wire it speaks with the host.
+"""The agent: PID 1 of a sandbox, and the frames it exchanges with the host.
 
-One file of plain standard-library Python. Inside, the bound host Python runs it with `-I -S`; on the host the same file
+One file of plain standard-library Python. Inside, the bound host Python runs it with ``-I -S``; on the host the same file
 is imported for its frames, so both ends share one definition. The agent dials out: it connects to the socket the host
-listens on and says `control`; when the host asks for a connection over it, the agent dials another one for that
+listens on and sends ``control``; when the host asks for a connection over it, the agent dials another one for that
 request. An uncaught error here would end the sandbox, so every thread catches everything.
 
 A frame is one byte of kind, four bytes of big-endian length, and the payload:
@@ -33,10 +33,13 @@ from typing import Any, Final
 SOCKET: Final = "/ctl/a.sock"
 HOME: Final = "/home/user"
 UID: Final = 1000
-MAX_JSON: Final = 4 << 20  # bytes of one JSON frame
-MAX_DATA: Final = 1 << 20  # bytes of one data frame
+MAX_JSON: Final = 4 << 20
+"""Bytes of one JSON frame."""
+MAX_DATA: Final = 1 << 20
+"""Bytes of one data frame."""
 CHUNK: Final = 256 << 10
-MAX_PROCESSES: Final = 1024  # of the user's, threads included: a fork bomb meets this before it meets the host
+MAX_PROCESSES: Final = 1024
+"""The user's processes, threads included: a fork bomb meets this limit before it meets the host."""
 _HEADER: Final = struct.Struct("!cI")
 _KINDS: Final = b"JBZORD"
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -61,7 +64,11 @@ def send_json(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def parse_header(header: bytes) -> tuple[bytes, int]:
-    """Kind and payload length of a five-byte header; BadFrame if either is not allowed."""
+    """Read kind and payload length from a five-byte header.
+
+    Raises:
+        BadFrame: either is not allowed.
+    """
     kind, length = _HEADER.unpack(header)
     if kind not in _KINDS or length > (MAX_JSON if kind == b"J" else MAX_DATA):
         raise BadFrame(f"frame of kind {kind!r} and {length} bytes")
@@ -69,7 +76,11 @@ def parse_header(header: bytes) -> tuple[bytes, int]:
 
 
 def parse_json(payload: bytes) -> dict[str, Any]:
-    """The object in a JSON frame; BadFrame if it is none."""
+    """Read the object in a JSON frame.
+
+    Raises:
+        BadFrame: it is none.
+    """
     try:
         message = json.loads(payload)
     except (ValueError, RecursionError) as error:
@@ -80,7 +91,11 @@ def parse_json(payload: bytes) -> dict[str, Any]:
 
 
 def receive_exactly(connection: socket.socket, length: int) -> bytes:
-    """`length` bytes, or EOFError."""
+    """Receive ``length`` bytes.
+
+    Raises:
+        EOFError: the connection ended before.
+    """
     first = connection.recv(length)
     if len(first) == length:
         return first
@@ -94,13 +109,21 @@ def receive_exactly(connection: socket.socket, length: int) -> bytes:
 
 
 def receive(connection: socket.socket) -> tuple[bytes, bytes]:
-    """Kind and payload of the next frame. EOFError at the end, BadFrame when the peer breaks the protocol."""
+    """Receive the next frame: its kind and its payload.
+
+    Raises:
+        EOFError: the connection ended. BadFrame: the peer broke the protocol.
+    """
     kind, length = parse_header(receive_exactly(connection, _HEADER.size))
     return kind, receive_exactly(connection, length) if length else b""
 
 
 def receive_json(connection: socket.socket) -> dict[str, Any]:
-    """The next frame, which must be JSON."""
+    """Receive the next frame, which must be JSON.
+
+    Raises:
+        EOFError: the connection ended. BadFrame: it is something else.
+    """
     kind, payload = receive(connection)
     if kind != b"J":
         raise BadFrame(f"expected JSON, got a frame of kind {kind!r}")
@@ -108,7 +131,7 @@ def receive_json(connection: socket.socket) -> dict[str, Any]:
 
 
 def send_bytes(connection: socket.socket, file: Any) -> int:
-    """Send what `file` (opened in binary) holds as B frames and a Z; the number of bytes."""
+    """Send what ``file`` (opened in binary) holds as B frames and a Z; return the number of bytes."""
     total = 0
     while piece := file.read(CHUNK):
         send(connection, b"B", piece)
@@ -118,7 +141,11 @@ def send_bytes(connection: socket.socket, file: Any) -> int:
 
 
 def receive_bytes(connection: socket.socket) -> Iterator[bytes]:
-    """The payloads of B frames up to the Z."""
+    """Receive the payloads of B frames up to the Z.
+
+    Raises:
+        EOFError: the connection ended. BadFrame: there is a frame of another kind.
+    """
     while True:
         kind, payload = receive(connection)
         if kind == b"Z":
@@ -157,24 +184,36 @@ def send_tree(connection: socket.socket, root: Path) -> None:
 
 
 class Child:
-    """A child process whose end somebody waits for: `wake` becomes readable then."""
+    """A child process whose end somebody waits for.
+
+    Attributes:
+        wake: an eventfd that becomes readable at its end.
+        status: its exit status, 128 + N when signal N ended it; None until then.
+    """
 
     def __init__(self) -> None:
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.status: int | None = None
 
     def ended(self, code: int) -> None:
+        """Record its end, with the exit code or the negative number of the signal."""
         self.status = code if code >= 0 else 128 - code
         os.eventfd_write(self.wake, 1)
 
     def join(self) -> None:
+        """Wait for its end. Called once."""
         while self.status is None:
             select.select([self.wake], [], [])
         os.close(self.wake)
 
 
 class Job(Child):
-    """A command in the foreground: its pipes, its exit status, and what its caller sent."""
+    """A command in the foreground: its pipes, its exit status, and what its caller sent.
+
+    Args:
+        process: of the command.
+        deadline: the ``time.monotonic()`` at which it is killed; None for never.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], deadline: float | None) -> None:
         super().__init__()
@@ -193,7 +232,7 @@ class Job(Child):
         os.set_blocking(process.stdin.fileno(), False)
 
     def kill(self) -> None:
-        """Kill the command's process group; whoever forks meanwhile, again, until nobody is left."""
+        """Kill the command's process group, again and again until nobody is left who forked meanwhile."""
 
         def again() -> None:
             ends, pause = time.monotonic() + 10.0, 0.002
@@ -209,7 +248,15 @@ class Job(Child):
         start(again)
 
     def follow(self, connection: socket.socket, detaching: Callable[[], bool]) -> bool:
-        """Carry input and output until the command ended (True) or the connection is to close (False)."""
+        """Carry input and output until the command has ended or the connection is to close.
+
+        Args:
+            connection: to the host, the command's alone.
+            detaching: whether the connection is to close, for a checkpoint.
+
+        Returns:
+            Whether the command has ended.
+        """
         assert self.process.stdin is not None
         stdin = self.process.stdin
         while True:
@@ -269,7 +316,7 @@ class Job(Child):
             stdin.close()
 
     def _pump_outputs(self, connection: socket.socket) -> bool:
-        """Send what the command wrote; whether there was anything."""
+        """Send what the command wrote; return whether there was anything."""
         any_output = False
         for fd, kind in list(self.outputs.items()):
             try:
@@ -284,7 +331,7 @@ class Job(Child):
         return any_output
 
     def drain(self) -> None:
-        """Throw away what is still written, so that whoever inherited the pipes does not block or die of SIGPIPE."""
+        """Discard what is still written, so that whoever inherited the pipes does not block or die of SIGPIPE."""
         while self.outputs:
             poll = select.poll()
             for fd in self.outputs:
@@ -305,22 +352,33 @@ class Job(Child):
 
 
 class Agent:
-    """Everything PID 1 holds."""
+    """PID 1: the commands and connections of one sandbox.
+
+    Attributes:
+        lock: guards what follows, and a spawn against the reaper.
+        spawned: notified after a spawn.
+        children: the processes whose end somebody waits for, by pid.
+        numbered: the commands that can be attached to, by the host's number.
+        connections: to the host.
+        streams: both ends of every TCP stream.
+        serving: the threads that serve requests.
+        quiet: whether all connections are to close, for a checkpoint.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # guards `jobs`, and a spawn against the reaper
+        self.lock = threading.Lock()
         self.spawned = threading.Condition(self.lock)
-        self.children: dict[int, Child] = {}  # by pid
-        self.numbered: dict[str, Job] = {}  # by the host's number, those that can be attached to
-        self.connections: set[socket.socket] = set()  # to the host
-        self.streams: set[socket.socket] = set()  # both ends of every TCP stream
+        self.children: dict[int, Child] = {}
+        self.numbered: dict[str, Job] = {}
+        self.connections: set[socket.socket] = set()
+        self.streams: set[socket.socket] = set()
         self.serving: set[threading.Thread] = set()
         self.quiet = False
 
     # -- processes
 
     def reap(self) -> None:
-        """Collect every child that ends: commands, and orphans that became ours."""
+        """Collect every child that ends, for ever: commands, and orphans that became ours."""
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
@@ -344,7 +402,7 @@ class Agent:
         environment = {str(key): str(value) for key, value in request["env"].items()}
         timeout = request["timeout"]
         cwd = os.path.join(HOME, request["cwd"])
-        if not os.path.isdir(cwd):  # said here: Popen's own message blames the command
+        if not os.path.isdir(cwd):  # checked here: Popen's own message blames the command
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), cwd)
         with self.spawned:
             process = subprocess.Popen(
@@ -368,6 +426,7 @@ class Agent:
     # -- one connection, one request
 
     def dial(self, number: str) -> None:
+        """Open a connection for the request of that number, and serve it."""
         connection = connect()
         with self.lock:
             self.connections.add(connection)
@@ -394,6 +453,7 @@ class Agent:
             connection.close()
 
     def execute(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        """Serve a request to run a command."""
         try:
             process, job = self.spawn(request)
         except Exception as error:
@@ -407,6 +467,7 @@ class Agent:
             self.follow(connection, number)
 
     def follow(self, connection: socket.socket, number: str) -> None:
+        """Carry input and output of the command of that number; kill it when its caller goes away."""
         with self.lock:
             job = self.numbered.get(number)
         if job is None:
@@ -422,6 +483,7 @@ class Agent:
         start(job.drain)
 
     def pipe(self, connection: socket.socket, port: int) -> None:
+        """Serve a request for a TCP stream to a port inside."""
         try:
             inner = socket.create_connection(("127.0.0.1", port), timeout=10)
         except OSError as error:
@@ -441,9 +503,10 @@ class Agent:
                 self.streams -= {inner, connection}
             inner.close()
 
-    # -- the connection the host steers by
+    # -- the control connection
 
     def control(self, connection: socket.socket) -> None:
+        """Serve the host on the control connection, until it asks for quiet or the connection ends."""
         send_json(connection, {"hello": "control"})
         while True:
             message = receive_json(connection)
@@ -453,9 +516,8 @@ class Agent:
                 self.quieten()
                 send_json(connection, {"quiet": True})
                 return
-            elif (
-                "jobs" in message
-            ):  # what the host still follows; a restored copy has a host of its own, which follows nothing
+            elif "jobs" in message:
+                # What the host still follows; a restored copy has a host of its own, which follows nothing.
                 known = set(message["jobs"])
                 with self.lock:
                     orphans = [self.numbered.pop(number) for number in list(self.numbered) if number not in known]
@@ -463,6 +525,8 @@ class Agent:
                     start(job.drain)
 
     def serve(self, number: str) -> None:
+        """Serve the request of that number in a thread."""
+
         def run() -> None:
             try:
                 self.dial(number)
@@ -476,7 +540,7 @@ class Agent:
         thread.start()
 
     def quieten(self) -> None:
-        """Let go of every connection to the host: a checkpoint fails while one is open."""
+        """Close every connection to the host: a checkpoint fails while one is open."""
         with self.lock:
             self.quiet = True
             for job in self.numbered.values():
@@ -497,6 +561,7 @@ class Agent:
                 thread.join(max(0.0, patience - time.monotonic()))
 
     def run(self) -> None:
+        """Keep a control connection to the host, for ever."""
         start(self.reap)
         while True:
             try:
@@ -509,7 +574,7 @@ class Agent:
 
 
 def become_user() -> None:
-    """Make this thread, and nothing else of the process, the user: what it opens and starts has the user's rights.
+    """Give this thread, and nothing else of the process, the user's identity: what it opens and starts has the user's rights.
 
     The C library's functions change every thread, so these are the bare system calls. A child with another user than
     its parent's would have to be made by fork, which costs 30 ms in gVisor; with the right one it is made by vfork.
@@ -528,7 +593,12 @@ def become_user() -> None:
 
 
 def start(target: Callable[[], None], begin: bool = True) -> threading.Thread:
-    """A daemon thread that swallows every error of its target."""
+    """Make a daemon thread that swallows every error of its target.
+
+    Args:
+        target: what it runs.
+        begin: whether it is started at once.
+    """
 
     def run() -> None:
         try:
@@ -543,7 +613,7 @@ def start(target: Callable[[], None], begin: bool = True) -> threading.Thread:
 
 
 def connect() -> socket.socket:
-    """A connection to the host."""
+    """Open a connection to the host."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(SOCKET)
@@ -568,13 +638,13 @@ def pump(source: socket.socket, target: socket.socket) -> None:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An error as data."""
+    """Describe an error as data."""
     number = error.errno if isinstance(error, OSError) else None
     return {"error": type(error).__name__, "errno": number, "message": str(error)[:2000]}
 
 
 def serve_files(connection: socket.socket, request: dict[str, Any]) -> None:
-    """One request about files, answered on the connection."""
+    """Serve one request about files."""
     path = Path(HOME, request["path"])
     try:
         what = request["do"]
@@ -611,9 +681,9 @@ def serve_files(connection: socket.socket, request: dict[str, Any]) -> None:
 
 
 def put_tree(connection: socket.socket, root: Path) -> None:
-    """Write what `send_tree` sends below `root`, then answer.
+    """Write what :func:`send_tree` sends below ``root``, then answer.
 
-    After an error the rest is read and dropped, so that the host hears of it.
+    After an error the rest is read and dropped, so that the host receives the error.
     """
     failure: Exception | None = None
     modes: list[tuple[Path, int]] = []

@@ -1,4 +1,4 @@
-"""Stopping a sandbox that nobody uses, and continuing it for whoever does.
+"""Stopping a sandbox while nobody uses it, and continuing it at its next use.
 
 A sandbox without work still polls (2 or 3% of a core); with its process tree stopped it uses nothing, and answers some
 4 ms after it is continued.
@@ -15,10 +15,18 @@ from .errors import SandboxStateError
 
 
 class Awake:
-    """Whether one sandbox runs, is stopped for idleness, or is paused.
+    """The state of one sandbox: running, stopped for idleness, or paused.
 
-    stop, resume: have the supervisor stop and continue the tree; quick, in order, and never raise
-    poke: tell the hub that there is something to watch again
+    Args:
+        stop: has the supervisor stop the process tree; quick, in order, and never raises.
+        resume: has the supervisor continue it; likewise.
+        poke: has the hub look at its ticks again.
+        idle_after: seconds without use after which the sandbox is stopped; None for never.
+
+    Attributes:
+        awaiting: the numbers of streams that sent something and have received no answer yet.
+        stopped: whether the process tree is stopped.
+        paused: whether it stays stopped until :meth:`resume`.
     """
 
     def __init__(
@@ -26,7 +34,7 @@ class Awake:
     ) -> None:
         self._stop, self._resume, self._poke = stop, resume, poke
         self.idle_after = idle_after
-        self.awaiting: set[int] = set()  # streams that sent and got no answer yet
+        self.awaiting: set[int] = set()
         self.stopped = False
         self.paused = False
         self._holds = 0
@@ -35,7 +43,14 @@ class Awake:
 
     @contextlib.contextmanager
     def hold(self, *, even_paused: bool = False) -> Iterator[None]:
-        """Keep the sandbox running while inside. SandboxStateError when it is paused, unless `even_paused`."""
+        """Keep the sandbox running while inside.
+
+        Args:
+            even_paused: run a sandbox that is paused, which is stopped again at the end.
+
+        Raises:
+            SandboxStateError: it is paused.
+        """
         with self._lock:
             if self.paused and not even_paused:
                 raise SandboxStateError("the sandbox is paused; resume() it first, or fork it")
@@ -60,7 +75,7 @@ class Awake:
                     self._continue()
 
     def pause(self) -> None:
-        """Stop, and stay so until `resume`; as soon as nobody holds it."""
+        """Stop the sandbox until :meth:`resume`, as soon as nobody holds it."""
         with self._lock:
             self.paused = True
             if self._holds == 0 and not self.stopped:
@@ -68,14 +83,21 @@ class Awake:
                 self._stop()
 
     def resume(self) -> None:
-        """Undo `pause`."""
+        """Let a paused sandbox go on."""
         with self._lock:
             self.paused = False
             self._last = time.monotonic()
             self._continue()
 
     def tick(self, now: float) -> float | None:
-        """Stop the sandbox if it has been idle; after how many seconds to ask again. In the hub's thread."""
+        """Stop the sandbox if it has been idle. Called in the hub's thread.
+
+        Args:
+            now: ``time.monotonic()``.
+
+        Returns:
+            Seconds after which to call again; None where nothing is to be watched.
+        """
         if self.stopped or self.idle_after is None:
             return None
         if self._holds or self.awaiting or now - self._last < self.idle_after:
@@ -83,7 +105,7 @@ class Awake:
         return max(0.02, self.idle_after / 4) if not self.idle() else None
 
     def idle(self) -> bool:
-        """Stop the sandbox until its next use, unless it is in use; whether it is stopped."""
+        """Stop the sandbox until its next use, unless it is in use; return whether it is stopped."""
         with self._lock:
             if self.stopped:
                 return True

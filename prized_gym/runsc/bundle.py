@@ -1,4 +1,4 @@
-"""What a sandbox sees: a root directory that is all but empty, and the OCI configuration that binds the rest."""
+"""The bundle of a sandbox: a root directory that is all but empty, and the OCI configuration that binds the rest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,11 @@ _CAPABILITIES = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP
 
 
 def make_root(root: Path) -> None:
-    """Write the root directory of a sandbox: the agent, and the few files of /etc programs need, no secret among them."""
+    """Write the root directory of a sandbox: the agent, and the few files of ``/etc`` that programs need, none of them secret.
+
+    Args:
+        root: a directory that does not exist yet.
+    """
     etc = root / "etc"
     etc.mkdir(parents=True)
     for name in _ETC:
@@ -72,7 +76,7 @@ def make_root(root: Path) -> None:
 
 
 def environment(python: PythonPaths) -> dict[str, str]:
-    """What a command's environment holds before the caller's own variables; nothing is taken from the host's."""
+    """Return the environment of a command without the caller's own variables; nothing is taken from the host's."""
     home = agent.HOME
     path = [
         f"{ENVIRONMENT}/bin",
@@ -105,12 +109,16 @@ def configuration(
     memory: int,
     namespace: Path | None,
 ) -> dict[str, Any]:
-    """The OCI configuration of a sandbox.
+    """Build the OCI configuration of a sandbox.
 
-    root, control: host paths of the root directory and of the directory of the agent's socket
-    mounts: more read-only binds, from path inside to path on the host
-    disk, memory: bytes; /home may hold `disk`, /tmp and /dev/shm as much, but no more than half of `memory`
-    namespace: the network namespace's path, None for no network
+    Args:
+        root: host path of its root directory.
+        control: host path of the directory with its agent's socket.
+        python: the interpreter and packages that it shows.
+        mounts: more read-only binds, from path inside to path on the host.
+        disk: bytes that ``/home`` may hold; ``/tmp`` and ``/dev/shm`` as much, but no more than half of ``memory``.
+        memory: bytes.
+        namespace: the network namespace's path; None for no network.
     """
     scratch = max(1 << 20, min(disk, memory // 2))
     temporary = [("/home", disk, 755), ("/tmp", scratch, 1777), ("/dev/shm", scratch, 1777)]
@@ -153,5 +161,5 @@ def configuration(
 
 
 def write_bundle(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write a bundle directory's configuration."""
+    """Write the configuration into a bundle directory."""
     (directory / "config.json").write_text(json.dumps(config))

@@ -12,7 +12,7 @@ _COUNTERS = ("cpuacct",)  # limit nothing; a part of cpu in version 2
 
 
 def _mounts() -> tuple[dict[str, Path], Path | None]:
-    """Where each version 1 controller is mounted, and where version 2 is."""
+    """Find where each version 1 controller is mounted, and where version 2 is."""
     first: dict[str, Path] = {}
     second: Path | None = None
     for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -27,7 +27,7 @@ def _mounts() -> tuple[dict[str, Path], Path | None]:
 
 
 def _own() -> dict[str, str]:
-    """This process's own cgroup per version 1 controller; version 2 under the empty name."""
+    """Read this process's own cgroup per version 1 controller; version 2 under the empty name."""
     own: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -37,7 +37,7 @@ def _own() -> dict[str, str]:
 
 
 def parents() -> dict[str, Path]:
-    """The writable cgroup of each controller in which groups can be made; a controller left out cannot be used."""
+    """Find the writable cgroup of each controller in which groups can be made; a controller left out cannot be used."""
     try:
         first, second = _mounts()
         own = _own()
@@ -67,19 +67,24 @@ def parents() -> dict[str, Path]:
 
 @dataclass
 class Group:
-    """The cgroups of one sandbox."""
+    """The cgroups of one sandbox.
+
+    Attributes:
+        paths: the directory of each, by controller.
+        out_of_memory: an eventfd that becomes readable where memory has run out, with version 1 only.
+    """
 
     paths: dict[str, Path] = field(default_factory=dict)
-    out_of_memory: int | None = None  # an eventfd that becomes readable, version 1 only
+    out_of_memory: int | None = None
     _keep: list[int] = field(default_factory=list)
 
     @property
     def joins(self) -> list[Path]:
-        """The files a process writes its pid to to enter."""
+        """The files to which a process writes its pid to enter the group."""
         return [path / "cgroup.procs" for path in dict.fromkeys(self.paths.values())]
 
     def limit_cpus(self, cpus: float) -> None:
-        """Set the limit in CPUs. Not at once: a restore would be slowed down by it."""
+        """Set the limit in CPUs, separately from :func:`make` because a restore would be slowed down by it."""
         path = self.paths.get("cpu")
         if path is None:
             return
@@ -92,7 +97,7 @@ class Group:
                 continue
 
     def killed(self) -> bool:
-        """Whether the kernel killed something in it for lack of memory."""
+        """Return whether the kernel killed something in the group for lack of memory."""
         path = self.paths.get("memory")
         if path is None:
             return False
@@ -107,7 +112,7 @@ class Group:
         return False
 
     def remove(self) -> bool:
-        """Remove it; False while processes of it are still ending."""
+        """Remove the group; return False while processes of it are still ending."""
         for fd in [*self._keep, *([] if self.out_of_memory is None else [self.out_of_memory])]:
             os.close(fd)
         self._keep, self.out_of_memory = [], None
@@ -123,9 +128,13 @@ class Group:
 
 
 def make(name: str, where: dict[str, Path], *, memory: int, processes: int) -> Group:
-    """A group with limits: `memory` in bytes, `processes` in host threads; of CPU later, by `limit_cpus`.
+    """Make a group with limits, but for CPUs, which :meth:`Group.limit_cpus` limits later.
 
-    where: what `parents` gave
+    Args:
+        name: of the directory, in each parent.
+        where: what :func:`parents` gave.
+        memory: bytes.
+        processes: host threads.
     """
     group = Group()
     for controller, parent in where.items():
@@ -155,9 +164,13 @@ def make(name: str, where: dict[str, Path], *, memory: int, processes: int) -> G
 
 
 def used(paths: Mapping[str, Path]) -> tuple[float | None, float | None]:
-    """CPU time in seconds and memory in bytes of what is in a group; None for what it does not count.
+    """Read what the processes in a group use.
 
-    paths: its directories, by controller
+    Args:
+        paths: the directories of the group, by controller.
+
+    Returns:
+        CPU time in seconds and memory in bytes; None for what the group does not count.
     """
     seconds = memory = None
     for controller, file, scale in (("cpuacct", "cpuacct.usage", 1e-9), ("cpu", "cpu.stat", 1e-6)):
@@ -182,12 +195,17 @@ def used(paths: Mapping[str, Path]) -> tuple[float | None, float | None]:
 
 
 def note(directory: Path, where: dict[str, Path]) -> None:
-    """Write down in a runtime's directory where its groups are: another process may have other parents."""
+    """Record in a runtime's directory where its groups are, since another process may have other parents.
+
+    Args:
+        directory: of the runtime.
+        where: what :func:`parents` gave.
+    """
     (directory / "cgroups").write_text("".join(f"{parent}\n" for parent in set(where.values())))
 
 
 def remove_all(directory: Path) -> bool:
-    """Remove the groups of a runtime whose processes are gone; False while some are still ending."""
+    """Remove the groups of a runtime whose processes are gone; return False while some are still ending."""
     try:
         noted = (directory / "cgroups").read_text().splitlines()
     except OSError:
@@ -205,7 +223,7 @@ def remove_all(directory: Path) -> bool:
 
 
 def _watch(group: Group, path: Path) -> None:
-    """Have the kernel tell when version 1 runs out of memory: it kills one process, and half a sandbox is none."""
+    """Have the kernel signal when version 1 runs out of memory: it kills one process only, and half a sandbox is none."""
     try:
         control = os.open(path / "memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
         event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -1,7 +1,7 @@
-"""Reaching the agent of a sandbox, which dials the socket we listen on: once to be steered, and once for every request.
+"""Connections from the agent of a sandbox, which dials our socket: once to be controlled, and once for every request.
 
-One background thread, the hub, accepts for all sandboxes of this process and reads what they say of themselves. All of
-it is untrusted: bounded, checked, and never more than data.
+One background thread, the hub, accepts connections for all sandboxes of this process and reads their first frames, all of
+which are untrusted: bounded, checked, and never more than data.
 """
 
 from __future__ import annotations
@@ -24,21 +24,33 @@ from . import agent
 from .agent import BadFrame
 from .errors import RunscError, SandboxDied, SandboxTimeout
 
-MAX_HALF_OPEN = 128  # connections of one sandbox that have not said yet what they are
-MAX_FAULTS = 20  # breaches of the protocol before a sandbox is ended
-LOST_AFTER = 10.0  # seconds without an agent
-_HELLO_LIMIT = 512  # bytes
+MAX_HALF_OPEN = 128
+"""Connections of one sandbox that have not said yet what they are."""
+MAX_FAULTS = 20
+"""Breaches of the protocol before a sandbox is ended."""
+LOST_AFTER = 10.0
+"""Seconds without an agent before a sandbox is ended."""
+_HELLO_LIMIT = 512
+"""Bytes of a first frame."""
 
 
 class FrameReader:
-    """Frames out of bytes that arrive in pieces."""
+    """Frames out of bytes that arrive in pieces.
+
+    Args:
+        limit: bytes that the payload of one frame may have.
+    """
 
     def __init__(self, limit: int = agent.MAX_JSON) -> None:
         self.buffer = bytearray()
         self.limit = limit
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The frames complete after `data`. Raises BadFrame as soon as a header is not allowed."""
+        """Yield the frames that are complete after ``data``.
+
+        Raises:
+            BadFrame: a header is not allowed.
+        """
         self.buffer += data
         while len(self.buffer) >= 5:
             kind, length = agent.parse_header(bytes(self.buffer[:5]))
@@ -52,14 +64,18 @@ class FrameReader:
 
 
 class Hub:
-    """The one thread that waits for what all sandboxes and the supervisor say."""
+    """The one thread that waits for messages of all sandboxes and of the supervisor.
+
+    Attributes:
+        selector: what it waits for; used in its thread only.
+        ticks: functions called regularly with ``time.monotonic()``; each gives the seconds after which to call it again, or
+            None where there is nothing to watch.
+    """
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
         self.calls: deque[Callable[[], None]] = deque()
-        self.ticks: dict[
-            Any, Callable[[float], float | None]
-        ] = {}  # asked regularly; each says after how many seconds again
+        self.ticks: dict[Any, Callable[[float], float | None]] = {}
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
@@ -69,12 +85,12 @@ class Hub:
         self.thread.start()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run `function` in the hub's thread, soon."""
+        """Run a function in the hub's thread, soon."""
         self.calls.append(function)
         self.poke()
 
     def call_and_wait(self, function: Callable[[], None]) -> None:
-        """Run `function` in the hub's thread and wait for it."""
+        """Run a function in the hub's thread and wait for it."""
         if threading.current_thread() is self.thread:
             function()
             return
@@ -91,11 +107,12 @@ class Hub:
         done.result(30)
 
     def poke(self) -> None:
-        """Have the hub look at its ticks again."""
+        """Wake the hub up, to call its ticks again."""
         with contextlib.suppress(OSError):
             self._wake_write.send(b"\0")
 
     def stop(self) -> None:
+        """End the thread and wait for its end."""
         self.over = True
         self.poke()
         if threading.current_thread() is not self.thread:
@@ -132,8 +149,14 @@ class Hub:
 class Link:
     """The connections of one sandbox.
 
-    path: host path of the socket its agent dials
-    give_up: called in the hub's thread with a reason when the sandbox must be ended
+    Args:
+        hub: what accepts them.
+        path: host path of the socket that its agent dials.
+        give_up: called in the hub's thread with a reason when the sandbox must be ended.
+
+    Attributes:
+        death: why the sandbox ended; None while it has not.
+        jobs: the numbers of commands that somebody follows.
     """
 
     def __init__(self, hub: Hub, path: Path, give_up: Callable[[str], None]) -> None:
@@ -141,7 +164,7 @@ class Link:
         self.path = path
         self.give_up = give_up
         self.death: str | None = None
-        self.jobs: set[str] = set()  # commands somebody follows
+        self.jobs: set[str] = set()
         self._listener: socket.socket | None = None
         self._control: socket.socket | None = None
         self._reader = FrameReader(_HELLO_LIMIT)
@@ -294,11 +317,11 @@ class Link:
     # -- in anybody's thread
 
     def listen(self) -> None:
-        """Be there for the agent to dial."""
+        """Open the socket that the agent dials."""
         self.hub.call_and_wait(self._listen)
 
     def died(self, reason: str) -> None:
-        """The sandbox is gone: whoever waits hears it at once."""
+        """Close all connections and fail all that waits, since the sandbox is gone."""
 
         def bury() -> None:
             self._unlisten()
@@ -314,20 +337,24 @@ class Link:
         self.hub.call_and_wait(bury)
 
     def wait_death(self, timeout: float | None) -> str | None:
-        """Why the sandbox ended, or None if it has not within `timeout` seconds."""
+        """Wait until the sandbox has ended; return why, or None if it has not within ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self.death is not None, timeout)
             return self.death
 
     def lost(self, what: str) -> RunscError:
-        """The error for a connection that ended early; waits a moment for the reason."""
+        """Return the error for a connection that ended early, after a moment's wait for the reason."""
         death = self.wait_death(2.0)
         if death is not None:
             return SandboxDied(f"the sandbox ended {what}: {death}")
         return RunscError(f"the sandbox's agent dropped the connection {what}")
 
     def connected(self, timeout: float) -> socket.socket:
-        """The control connection, waited for. Raises SandboxDied, SandboxTimeout."""
+        """Wait for the control connection and return it.
+
+        Raises:
+            SandboxDied: the sandbox ended. SandboxTimeout: there is none within ``timeout`` seconds.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._control is not None or self.death is not None, timeout):
                 raise SandboxTimeout(f"the sandbox's agent did not answer within {timeout:g} s")
@@ -338,14 +365,23 @@ class Link:
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """While inside, no fork cuts connections."""
+        """Keep forks from cutting connections while inside."""
         with self._gate.shared():
             yield
 
     def dial(self, request: dict[str, Any], timeout: float = 30.0, *, inside: bool = False) -> socket.socket:
-        """A connection of its own for a request, which has been sent; blocking, with `timeout` set on it.
+        """Get a connection from the agent and send a request on it.
 
-        inside: whether the caller is inside `undisturbed`. Raises SandboxDied, SandboxTimeout, RunscError.
+        Args:
+            request: what is sent.
+            timeout: seconds to wait for the agent; set on the connection too.
+            inside: whether the caller is inside :meth:`undisturbed`.
+
+        Returns:
+            The connection, blocking, for this request alone.
+
+        Raises:
+            SandboxDied: the sandbox ended. SandboxTimeout: no connection in time. RunscError: the agent dropped it.
         """
         ends = time.monotonic() + timeout
         number = secrets.token_hex(8)
@@ -375,9 +411,15 @@ class Link:
 
     @contextlib.contextmanager
     def silent(self, timeout: float) -> Iterator[None]:
-        """While inside, the sandbox holds no connection to the host, so that it can be checkpointed.
+        """Keep the sandbox without any connection to the host while inside, so that it can be checkpointed.
 
         TCP streams end; commands go on.
+
+        Args:
+            timeout: seconds for transfers to end, and again for the agent to let go of its connections.
+
+        Raises:
+            SandboxDied: the sandbox ended. SandboxTimeout: not in time. RunscError: the agent went away.
         """
         with self._gate.exclusive(timeout):
             control = self.connected(timeout)
@@ -398,7 +440,7 @@ class Link:
 
 
 class Gate:
-    """Many may pass at once, or one alone; who waits to be alone goes first."""
+    """A readers-writer lock that prefers the writer."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -407,6 +449,7 @@ class Gate:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
+        """Hold the lock together with others."""
         with self._condition:
             self._condition.wait_for(lambda: not self._alone)
             self._inside += 1
@@ -419,6 +462,11 @@ class Gate:
 
     @contextlib.contextmanager
     def exclusive(self, timeout: float) -> Iterator[None]:
+        """Hold the lock alone.
+
+        Raises:
+            SandboxTimeout: others have not let go of it within ``timeout`` seconds.
+        """
         ends = time.monotonic() + timeout
         with self._condition:
             if not self._condition.wait_for(lambda: not self._alone, timeout):

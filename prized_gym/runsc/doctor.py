@@ -1,4 +1,4 @@
-"""What of the sandboxes works on this machine, what does not, and how to get it."""
+"""What sandboxes need of this machine: what is there, what is missing, and how to get it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,29 @@ from .store import store_path
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at."""
+    """One thing that sandboxes need, looked at.
+
+    Attributes:
+        name: of the thing.
+        ok: whether it is there.
+        needed: whether no sandbox runs without it; otherwise only the part that ``detail`` names is missing.
+        detail: what was found.
+        remedy: how to get it, when it is missing.
+    """
 
     name: str
     ok: bool
     needed: bool
-    """Whether no sandbox runs without it; otherwise only the part that `detail` names is missing."""
     detail: str
     remedy: str = ""
-    """How to get it, when it is missing."""
 
 
 def diagnose(path: str | None = None) -> list[Check]:
-    """Look at everything the sandboxes need, in the order in which they need it. Never raises; takes a second or two."""
+    """Check everything the sandboxes need, in the order in which they need it. Never raises; takes a second or two.
+
+    Args:
+        path: of the runsc to try; None: ``RUNSC`` in the environment, else ``PATH``.
+    """
     checks = [_system(), _unshare()]
     if not all(check.ok for check in checks):
         return checks

@@ -1,16 +1,23 @@
-"""What can go wrong on the ground."""
+"""The errors of the sandboxes of this machine."""
 
 from __future__ import annotations
 
+from prized_gym.errors import PrizedGymError
 
-class RunscError(Exception):
-    """Something about a sandbox failed; the base of the errors here."""
+OTHER_SYSTEMS = "engine='inline' runs anywhere: the copies live in this process, each built anew."
+"""What can be used where there is no Linux."""
+
+
+class RunscError(PrizedGymError):
+    """Something about a sandbox failed; the base class of the errors here."""
 
 
 class RunscUnavailable(RunscError):
     """gVisor cannot be used on this machine.
 
-    `reason` says what is missing, `remedy` how to get it.
+    Attributes:
+        reason: what is missing.
+        remedy: how to get it; may be empty.
     """
 
     def __init__(self, reason: str, remedy: str) -> None:

@@ -1,4 +1,4 @@
-"""Commands in a sandbox."""
+"""Commands in a sandbox, followed across the connections that forks cut."""
 
 from __future__ import annotations
 
@@ -18,27 +18,38 @@ from .connection import FrameReader, Link
 from .errors import RunscError, SandboxTimeout
 from .remote import remote_error
 
-GRACE = 15.0  # seconds the agent gets beyond a command's own time-out
-MAX_COMMAND = 1 << 20  # bytes of arguments and environment
+GRACE = 15.0
+"""Seconds that the agent gets beyond a command's own time-out."""
+MAX_COMMAND = 1 << 20
+"""Bytes of arguments and environment."""
 
 
 @dataclass(frozen=True)
 class ExecResult:
-    """How a command ended, or that it was started in the background."""
+    """How a command ended, or that it was started in the background.
+
+    Attributes:
+        exit_code: its exit status; 128 + N when signal N ended it, as in a shell; 0 for the background.
+        stdout, stderr: what it wrote.
+        timed_out: whether it was ended at its time-out.
+        truncated: whether ``stdout`` or ``stderr`` was longer than ``max_output``; the end is kept.
+        pid: inside the sandbox.
+    """
 
     exit_code: int
-    """Its exit status; 128 + N when signal N ended it, as in a shell; 0 for the background."""
     stdout: bytes
     stderr: bytes
     timed_out: bool = False
     truncated: bool = False
-    """Whether stdout or stderr was longer than max_output; the end is kept."""
     pid: int = 0
-    """Inside the sandbox."""
 
 
 class Tail:
-    """The last `limit` bytes of what is added."""
+    """The last ``limit`` bytes of what is added.
+
+    Attributes:
+        truncated: whether more was added.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -47,6 +58,7 @@ class Tail:
         self.truncated = False
 
     def add(self, data: bytes) -> None:
+        """Add bytes at the end."""
         self.pieces.append(data)
         self.size += len(data)
         while self.size > self.limit:
@@ -58,11 +70,23 @@ class Tail:
                 self.pieces.appendleft(first[over:])
 
     def value(self) -> bytes:
+        """Return what is left of it all."""
         return b"".join(self.pieces)
 
 
 class Command:
-    """One command in the foreground, followed across the connections that forks of its sandbox cut."""
+    """One command in the foreground, followed across the connections that forks of its sandbox cut.
+
+    Args:
+        link: the sandbox's.
+        stdin: its input.
+        max_output: bytes kept of each output, from its end.
+        on_output: called with ``"stdout"`` or ``"stderr"`` and bytes as they come.
+
+    Attributes:
+        exit: the agent's message about its end, None until then.
+        detached: whether the agent let go of the connection, for a fork.
+    """
 
     def __init__(
         self, link: Link, stdin: bytes, max_output: int, on_output: Callable[[str, bytes], None] | None
@@ -78,7 +102,16 @@ class Command:
         self.detached = False
 
     def follow(self, connection: socket.socket, reader: FrameReader, ends: Callable[[], float | None]) -> None:
-        """Feed and read the command until it ended or `detached` is set."""
+        """Send input and receive output until the command has ended or the agent lets go of the connection.
+
+        Args:
+            connection: to the agent, the command's alone.
+            reader: of the frames on it.
+            ends: gives the ``time.monotonic()`` at which the agent must have ended the command; None for never.
+
+        Raises:
+            SandboxTimeout: it has not. BadFrame: the agent broke the protocol. RunscError: the connection was lost.
+        """
         connection.setblocking(False)
         pending = memoryview(b"")
         self.detached = False
@@ -112,7 +145,10 @@ class Command:
                     self._frame(kind, payload)
 
     def _next_input(self) -> memoryview:
-        """The next frame of the command's input. Its bytes count as sent; a detached agent says how many it got."""
+        """Take the next frame of the command's input.
+
+        Its bytes count as sent; an agent that lets go of the connection reports how many it received.
+        """
         piece = self.stdin[self.sent : self.sent + agent.CHUNK]
         self.sent += len(piece)
         if piece:
@@ -148,9 +184,21 @@ def execute(
     max_output: int,
     stopped: Callable[[], bool],
 ) -> ExecResult:
-    """Run the command of `request` and wait for its end.
+    """Run the command of a request and wait for its end.
 
-    stopped: whether the sandbox is paused, when no time-out applies
+    Args:
+        link: the sandbox's.
+        request: for the agent: ``argv``, ``env``, ``cwd``, ``user``, ``background`` and ``timeout``.
+        stdin: the command's input.
+        on_output: called with ``"stdout"`` or ``"stderr"`` and bytes as they come, in this thread.
+        max_output: bytes kept of each output, from its end.
+        stopped: whether the sandbox is paused, when no time-out applies.
+
+    Raises:
+        ValueError: arguments and environment are too long.
+        OSError: the command cannot be started.
+        SandboxDied: the sandbox ended. SandboxTimeout: its agent did not end the command at its time-out.
+        RunscError: the agent broke the protocol, or the connection was lost.
     """
     if (
         sum(len(word) for word in request["argv"]) + sum(len(key) + len(value) for key, value in request["env"].items())

@@ -1,4 +1,4 @@
-"""Files of a sandbox.
+"""Files of a sandbox: whole trees in and out, read, written, listed and removed.
 
 What comes out is checked before a byte is written: names stay below the target, and links that lead out are left out.
 """
@@ -29,39 +29,50 @@ DEFAULT_LIMIT = 16 << 30
 
 @dataclass(frozen=True)
 class FileInfo:
-    """One entry of a directory in a sandbox."""
+    """One entry of a directory in a sandbox.
+
+    Attributes:
+        name: without the directory.
+        kind: ``"file"``, ``"dir"``, ``"link"`` or ``"other"``.
+        size: bytes.
+        mode: permission bits.
+        modified: seconds since the epoch.
+    """
 
     name: str
     kind: str
-    """file, dir, link, or other."""
     size: int
-    """Bytes."""
     mode: int
     modified: float
-    """Seconds since the epoch."""
 
 
 class Files:
-    """Reading and writing as the sandbox's user; relative remote paths are relative to its home.
+    """Files of one sandbox, read and written as its user; relative remote paths are relative to its home.
 
     Every method raises the OSError the sandbox met (FileNotFoundError, PermissionError …, naming the remote path),
-    SandboxDied, SandboxTimeout when nothing moved for `timeout` seconds, and SandboxStateError in a paused sandbox.
+    SandboxDied, SandboxTimeout when nothing moved for ``timeout`` seconds, and SandboxStateError in a paused sandbox.
     Forks wait for a transfer's end.
+
+    Args:
+        link: the sandbox's.
+        awake: what stops it for idleness.
+        check: raises when the sandbox is not one to use.
+        timeout: seconds.
     """
 
     def __init__(self, link: Link, awake: Awake, check: Callable[[], None], timeout: float = 60.0) -> None:
-        self._check = check  # raises when the sandbox is not one to use
+        self._check = check
         self._link = link
         self._awake = awake
         self.timeout = timeout
 
     def upload(self, local: str | os.PathLike[str], remote: str | None = None) -> None:
-        """Copy a local file, or a directory with all below it, to `remote` (its own name if None).
+        """Copy a local file, or a directory with all below it, to ``remote`` (its own name if None).
 
         Links in a directory are copied as links.
         """
         path = Path(local)
-        path.stat()  # a missing one is told before the sandbox is asked
+        path.stat()  # a missing one is an error before the sandbox is asked
         with self._request("put", path.name if remote is None else remote) as (connection, remote):
             agent.send_tree(connection, path)
             self._done(connection, remote)
@@ -78,10 +89,12 @@ class Files:
     def download(
         self, remote: str, local: str | os.PathLike[str] | None = None, *, max_bytes: int = DEFAULT_LIMIT
     ) -> None:
-        """Copy a remote file, or a directory with all below it, to `local` (its own name, here, if None).
+        """Copy a remote file, or a directory with all below it, to ``local`` (its own name, here, if None).
 
-        Links that lead out of the directory are left out, and nothing is written through a link. RunscError beyond
-        `max_bytes`.
+        Links that lead out of the directory are left out, and nothing is written through a link.
+
+        Raises:
+            RunscError: there is more than ``max_bytes``.
         """
         target = Path(PurePosixPath(remote).name if local is None else local)
         with self._request("get", remote) as (connection, remote):
@@ -89,7 +102,11 @@ class Files:
             _receive_tree(connection, target, max_bytes, remote)
 
     def read(self, remote: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """The content of a file. IsADirectoryError for a directory; RunscError beyond `max_bytes`."""
+        """Read the content of a file.
+
+        Raises:
+            IsADirectoryError: it is a directory. RunscError: it is longer than ``max_bytes``.
+        """
         with self._request("get", remote) as (connection, remote):
             self._done(connection, remote)
             entry = _entry(agent.receive_json(connection), remote)
@@ -103,7 +120,7 @@ class Files:
             return b"".join(pieces)
 
     def list(self, remote: str = ".") -> list[FileInfo]:
-        """The entries of a directory, by name."""
+        """List the entries of a directory, by name."""
         found: list[FileInfo] = []
         with self._request("list", remote) as (connection, remote):
             while "entries" in (answer := agent.receive_json(connection)):
@@ -154,7 +171,7 @@ class _Entry:
 
 
 def _entry(message: dict[str, Any], remote: str) -> _Entry:
-    """A checked entry of a tree. BadFrame for a name that would leave the tree; the remote error if it is one."""
+    """Check an entry of a tree; a name that would leave the tree is a BadFrame, an error of the sandbox is raised as such."""
     if "error" in message:
         raise remote_error(message, remote)
     path, kind, mode, target = (
@@ -191,7 +208,7 @@ def _info(entry: object) -> FileInfo:
 
 
 def _receive_tree(connection: socket, target: Path, max_bytes: int, remote: str) -> None:
-    """Write what the agent sends of a tree to `target`."""
+    """Write what the agent sends of a tree to ``target``."""
     root = target.resolve()
     links: list[tuple[Path, str]] = []
     modes: list[tuple[Path, int]] = []

@@ -1,4 +1,4 @@
-"""Finding a runsc that can do what forks need, and saying what is wrong with one that cannot."""
+"""Finding a runsc that can run, checkpoint and restore sandboxes here, or why it cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import network
-from .errors import RunscError, RunscUnavailable
+from .errors import OTHER_SYSTEMS, RunscError, RunscUnavailable
 
 HOW = (
     "On Debian, `python scripts/get_runsc.py DIR` of the prized_gym repository brings one that works; set RUNSC to the "
@@ -26,17 +26,27 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True)
 class Runsc:
-    """A runsc binary that ran, checkpointed and restored a sandbox on this machine."""
+    """A runsc binary that ran, checkpointed and restored a sandbox on this machine.
+
+    Attributes:
+        path: absolute.
+        version: as the binary names it.
+    """
 
     path: str
     version: str
 
     @classmethod
     def find(cls, path: str | os.PathLike[str] | None = None) -> Runsc:
-        """The runsc at `path`, else at RUNSC in the environment, else on PATH.
+        """Find a runsc and try it.
 
-        Each is probed once per process: a small sandbox is run, checkpointed and restored, which takes about a second.
-        Raises RunscUnavailable.
+        Each is tried once per process: a small sandbox is run, checkpointed and restored, which takes about a second.
+
+        Args:
+            path: of the binary; None: ``RUNSC`` in the environment, else ``PATH``.
+
+        Raises:
+            RunscUnavailable: there is none, or it cannot run, checkpoint or restore a sandbox here.
         """
         found = cls.locate(path)
         with _lock:
@@ -52,11 +62,13 @@ class Runsc:
 
     @staticmethod
     def locate(path: str | os.PathLike[str] | None = None) -> str:
-        """Where `find` looks: the absolute path of a runsc, not tried yet. Raises RunscUnavailable."""
+        """Return the absolute path of the runsc that :meth:`find` would try.
+
+        Raises:
+            RunscUnavailable: there is none.
+        """
         if not sys.platform.startswith("linux"):
-            raise RunscUnavailable(
-                f"gVisor runs on Linux only, not on {platform.system()}", "Use the local or the prized engine."
-            )
+            raise RunscUnavailable(f"gVisor runs on Linux only, not on {platform.system()}", OTHER_SYSTEMS)
         asked = os.fspath(path) if path is not None else os.environ.get("RUNSC") or None
         found = shutil.which(asked or "runsc")
         if found is None:
@@ -69,18 +81,28 @@ class Runsc:
 
     @property
     def slirp4netns(self) -> str | None:
-        """The slirp4netns for sandboxes with a network, or None."""
+        """The path of the slirp4netns for sandboxes with a network, or None."""
         return network.find_slirp4netns(self.path)
 
     def command(self, state: Path, outbound: bool, arguments: Sequence[str]) -> list[str]:
-        """A whole command line. `state` is runsc's directory of state files."""
+        """Build a whole command line.
+
+        Args:
+            state: runsc's directory of state files.
+            outbound: whether sandboxes have a network.
+            arguments: runsc's command and what follows it.
+        """
         net = ["--network=sandbox", "--net-disconnect-ok"] if outbound else ["--network=none"]
         fixed = ["--platform=systrap", "--ignore-cgroups", "--overlay2=root:memory", "--host-uds=open"]
         return [self.path, *fixed, f"--root={state}", *net, *arguments]
 
 
 def version(path: str) -> str:
-    """What `runsc --version` says of itself. Raises RunscUnavailable."""
+    """Ask a runsc for its version.
+
+    Raises:
+        RunscUnavailable: it does not run, or is something else.
+    """
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError) as error:

@@ -11,7 +11,7 @@ NAMESERVER = "10.0.2.3"  # slirp4netns's own resolver, as a guest sees it
 
 
 def find_slirp4netns(beside: str | None = None) -> str | None:
-    """slirp4netns by SLIRP4NETNS in the environment, PATH, or in the directory of the runsc `beside`."""
+    """Find slirp4netns by ``SLIRP4NETNS`` in the environment, on ``PATH``, or in the directory of the runsc ``beside``."""
     given = os.environ.get("SLIRP4NETNS")
     if given:
         return given if os.access(given, os.X_OK) else None
@@ -24,7 +24,7 @@ def find_slirp4netns(beside: str | None = None) -> str | None:
 
 
 def hide_sysctls() -> None:
-    """Put an empty directory over /proc/sys/net, in this process's own mount namespace.
+    """Put an empty directory over ``/proc/sys/net``, in this process's own mount namespace.
 
     runsc refuses a netstack of its own where it can read those settings.
     """
@@ -34,18 +34,18 @@ def hide_sysctls() -> None:
 
 
 def make_namespace(path: Path) -> None:
-    """Make a network namespace that lives as long as its mount at `path`."""
+    """Make a network namespace that lives as long as its mount at ``path``."""
     path.touch()
     subprocess.run(["unshare", f"--net={path}", "true"], check=True, capture_output=True)
 
 
 def remove_namespace(path: Path) -> None:
-    """Undo `make_namespace`."""
+    """Remove what :func:`make_namespace` made."""
     subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True)
     path.unlink(missing_ok=True)
 
 
 def slirp_command(slirp4netns: str, namespace: Path, ready_fd: int) -> list[str]:
-    """The command that serves a namespace. It writes to `ready_fd` once the interface is up."""
+    """Build the command that serves a namespace; it writes to ``ready_fd`` once the interface is up."""
     options = ["--configure", "--mtu=65520", "--disable-host-loopback", f"--ready-fd={ready_fd}", "--netns-type=path"]
     return [slirp4netns, *options, str(namespace), "tap0"]

@@ -1,4 +1,4 @@
-"""Process trees by /proc: who descends from whom, stopping all of them, and what they use."""
+"""Processes: started in sessions of their own, and their trees by ``/proc``: stopped, continued, measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def children(pid: int) -> list[int]:
-    """The direct children of a process, whichever of its threads made them."""
+    """List the direct children of a process, whichever of its threads made them."""
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -22,11 +22,16 @@ def children(pid: int) -> list[int]:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all that descend from it, parents before children."""
+    """List a process and all that descend from it, parents before children."""
     found = [pid]
     for parent in found:
         found += children(parent)
     return found
+
+
+def kill(pid: int) -> None:
+    """Kill a process, or with a negative number a process group, if it is still there."""
+    _signal(pid, signal.SIGKILL)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -37,7 +42,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def stop(pid: int) -> list[int]:
-    """Stop a whole tree, the root first, and return it in that order.
+    """Stop a whole process tree, the root first, and return it in that order.
 
     The sentry alone is not enough: its children run guest code by themselves.
     """
@@ -52,13 +57,20 @@ def stop(pid: int) -> list[int]:
 
 
 def resume(stopped: list[int]) -> None:
-    """Continue what `stop` stopped, the root last."""
+    """Continue the processes that :func:`stop` stopped, the root last."""
     for process in reversed(stopped):
         _signal(process, signal.SIGCONT)
 
 
 def used(sentry: int) -> tuple[float, float]:
-    """CPU time in seconds, of children that have ended too, and memory in bytes of a sandbox: a sentry's tree."""
+    """Measure what a sandbox uses.
+
+    Args:
+        sentry: the pid of its sentry, whose tree is the sandbox.
+
+    Returns:
+        CPU time in seconds, that of children which have ended included, and memory in bytes.
+    """
     ticks = size = 0
     for process in tree(sentry):
         try:
@@ -80,7 +92,7 @@ def used(sentry: int) -> tuple[float, float]:
 
 
 def mentioning(words: set[str]) -> list[int]:
-    """Processes that have one of `words` as an argument of theirs."""
+    """List the processes that have one of ``words`` among their arguments."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -91,3 +103,39 @@ def mentioning(words: set[str]) -> list[int]:
             if words & {argument.decode(errors="replace") for argument in arguments}:
                 found.append(int(name))
     return found
+
+
+def spawn(argv: list[str], log: str, joins: list[Path], keep: int | None = None) -> int:
+    """Start a process in a session of its own, with its output in a file.
+
+    Args:
+        argv: its command line.
+        log: the file.
+        joins: process lists of the cgroups it enters.
+        keep: a descriptor it inherits.
+
+    Returns:
+        Its pid.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        for join in joins:
+            try:
+                join.write_text(str(os.getpid()))
+            except OSError:
+                pass
+        null = os.open(os.devnull, os.O_RDONLY)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(null, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        if keep is not None:
+            os.set_inheritable(keep, True)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.execv(argv[0], argv)
+    finally:
+        os._exit(127)

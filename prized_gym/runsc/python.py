@@ -34,26 +34,31 @@ _NEVER = (
 
 @dataclass(frozen=True)
 class PythonPaths:
-    """What to bind and what to tell a sandbox so that its Python is this one."""
+    """The paths to bind in a sandbox, and its settings, so that its Python is this one.
+
+    Attributes:
+        executable: the interpreter as it is called here, in a virtual environment the environment's.
+        base: the interpreter without its environment; runs the agent.
+        binds: absolute paths to show read-only, each in the same place, parents before children.
+        search: entries for ``PYTHONPATH``: what is importable here and not found by the interpreter itself.
+        sites: site directories, whose ``.pth`` files count.
+    """
 
     executable: str
-    """The interpreter as it is called here, in a virtual environment the environment's."""
     base: str
-    """The interpreter without its environment; runs the agent."""
     binds: tuple[str, ...]
-    """Absolute paths to show read-only, each in the same place, parents before children."""
     search: tuple[str, ...]
-    """Entries for PYTHONPATH: what is importable here and not found by the interpreter itself."""
     sites: tuple[str, ...] = ()
-    """Site directories, whose .pth files count."""
 
 
 def python_paths(extra: Iterable[str | os.PathLike[str]] = ()) -> PythonPaths:
-    """What this interpreter needs to run elsewhere.
+    """Collect what this interpreter needs to run elsewhere.
 
-    That is its prefixes, site-packages, what .pth files and PYTHONPATH add, and editable installs. `extra` are more
-    directories to import from, such as the one of a script, which is not taken by itself: it may be a home. Directories
-    such as /, /home, a home or /tmp are never bound. The sandbox's user sees what everybody on this machine may read.
+    That is its prefixes, site-packages, what ``.pth`` files and ``PYTHONPATH`` add, and editable installs. Directories such
+    as ``/``, ``/home``, a home or ``/tmp`` are never bound. The sandbox's user sees what everybody on this machine may read.
+
+    Args:
+        extra: more directories to import from, such as the one of a script, which is not taken by itself: it may be a home.
     """
     executable = sys.executable or "/usr/bin/python3"
     base = os.path.realpath(getattr(sys, "_base_executable", None) or executable)
@@ -77,9 +82,14 @@ def python_paths(extra: Iterable[str | os.PathLike[str]] = ()) -> PythonPaths:
 
 
 def write_environment(directory: Path, home: str, python: PythonPaths) -> None:
-    """Write a virtual environment that is to lie at `home` in a sandbox, on top of what `python` has.
+    """Write a virtual environment for a sandbox, on top of what ``python`` has.
 
-    So `pip install` works there like anywhere: it finds what is installed here, and adds to it.
+    So ``pip install`` works there like anywhere: it finds what is installed here, and adds to it.
+
+    Args:
+        directory: where it is written.
+        home: where it is to lie in the sandbox.
+        python: the interpreter and packages below it.
     """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     packages = directory / "lib" / f"python{version}" / "site-packages"
@@ -101,7 +111,7 @@ def write_environment(directory: Path, home: str, python: PythonPaths) -> None:
 
 
 def _path_files(directory: str) -> list[str]:
-    """The paths that .pth files of a site directory add."""
+    """List the paths that ``.pth`` files of a site directory add."""
     found = []
     for file in sorted(Path(directory).glob("*.pth")):
         try:
@@ -118,7 +128,7 @@ def _path_files(directory: str) -> list[str]:
 
 
 def _editable() -> list[str]:
-    """What the finders of editable installs map packages to."""
+    """List what the finders of editable installs map packages to."""
     found = []
     for name, module in list(sys.modules.items()):
         if name.startswith("__editable__"):
@@ -137,7 +147,7 @@ def _editable() -> list[str]:
 
 
 def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
-    """Existing paths that may be shown, without those inside another one."""
+    """Keep the existing paths that may be shown, without those inside another one."""
     homes = {os.path.expanduser("~"), os.path.realpath(os.path.expanduser("~"))}
     kept: list[str] = []
     for path in sorted({os.path.abspath(path) for path in paths}):

@@ -1,4 +1,4 @@
-"""Errors that come out of a sandbox, as errors here. Only a number and a bounded text are taken from it."""
+"""Errors of a sandbox's agent as exceptions of the host; only a number and a bounded text are taken from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from .errors import RunscError
 
 
 def remote_error(answer: dict[str, Any], about: str) -> Exception:
-    """The error an answer describes: an OSError of the right class where it has a number, else a RunscError."""
+    """Return the exception an answer describes, to be raised.
+
+    Args:
+        answer: what the agent sent.
+        about: the path or the command that it concerns, for the message.
+
+    Returns:
+        An OSError of the right class where the answer has an error number, else a RunscError.
+    """
     message = str(answer.get("message", ""))[:2000]
     number = answer.get("errno")
     if isinstance(number, int) and not isinstance(number, bool) and 0 < number < 200:

@@ -1,4 +1,4 @@
-"""The runtime: what this process holds to make sandboxes, namely its supervisor, its hub and its directory."""
+"""The runtime of a process: the supervisor, the hub and the directory of the sandboxes it makes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ _lock = threading.RLock()
 
 
 def namespaces_command() -> list[str]:
-    """How to start a process as PID 1 of its own namespaces, as this user."""
+    """Build the beginning of a command that is to run as PID 1 of its own namespaces, as this user.
+
+    Raises:
+        RunscUnavailable: ``unshare`` is missing.
+    """
     unshare = shutil.which("unshare")
     if unshare is None:
         raise RunscUnavailable("unshare is not on PATH", "It is part of util-linux; install that.")
@@ -38,15 +42,22 @@ def namespaces_command() -> list[str]:
 
 
 class Runtime:
-    """One per process and runsc; `Runtime.get` makes it. Everything it made ends with this process.
+    """The sandboxes that one process makes with one runsc, all of which end with that process.
 
-    It is there while something uses it: every sandbox that is not closed does.
+    Obtained by :meth:`get`. Counts its references: every sandbox that is not closed holds one.
+
+    Attributes:
+        runsc: what it uses.
+        pid: of the process it belongs to.
+        directory: its own, removed at its end.
+        sandboxes: what to call with the reason when a sandbox ends by itself, by id.
+        over: whether it has ended.
     """
 
     def __init__(self, runsc: Runsc) -> None:
         self.runsc = runsc
         self.pid = os.getpid()
-        self.sandboxes: dict[str, Callable[[str], None]] = {}  # by id: whom to tell of its end
+        self.sandboxes: dict[str, Callable[[str], None]] = {}
         self.over = False
         self._users = 0
         self._numbers = 0
@@ -63,7 +74,7 @@ class Runtime:
         try:
             runtime_fd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
         except OSError:
-            pass  # the end of the control socket tells as well
+            pass  # the end of the control socket shows it as well
         config = {
             "directory": str(self.directory),
             "slirp4netns": runsc.slirp4netns,
@@ -114,7 +125,11 @@ class Runtime:
 
     @classmethod
     def get(cls, runsc: Runsc) -> Runtime:
-        """This process's runtime for `runsc`, started if need be; the caller `leave`s it. Raises RunscUnavailable."""
+        """Return this process's runtime for ``runsc``, started if need be, with a reference for the caller.
+
+        Raises:
+            RunscUnavailable: the namespaces for sandboxes cannot be made.
+        """
         with _lock:
             runtime = _runtimes.get(runsc.path)
             if runtime is not None and runtime.over:  # its supervisor was killed
@@ -124,22 +139,26 @@ class Runtime:
             return runtime.enter()
 
     def enter(self) -> Runtime:
-        """Use it once more."""
+        """Take one more reference and return the runtime."""
         with _lock:
             self._users += 1
             return self
 
     def leave(self) -> None:
-        """Use it once less; the last one to leave ends it."""
+        """Release one reference; the last release closes the runtime."""
         with _lock:
             self._users -= 1
             if self._users == 0 and os.getpid() == self.pid and _runtimes.get(self.runsc.path) is self:
                 self.close()
 
     def root(self, source: Path | None = None, mounts: Iterable[str] = ()) -> Path:
-        """A root directory for sandboxes: one made here for those that have `mounts`, or a copy of a kept one's.
+        """Return a root directory for sandboxes, made or copied if need be.
 
-        runsc makes the places to mount on in it, and what is bound in one sandbox must leave no trace in another.
+        runsc makes mount points in it, and what is bound in one sandbox must leave no trace in another.
+
+        Args:
+            source: the root directory of a kept sandbox, to be copied; None for one made here.
+            mounts: of the sandboxes that use it.
         """
         with _lock:
             key = str(source or sorted(mounts))
@@ -155,7 +174,18 @@ class Runtime:
     # -- requests
 
     def request(self, operation: str, **values: Any) -> Future[dict[str, Any]]:
-        """Ask the supervisor; the future has its answer, or fails with RunscError."""
+        """Send a request to the supervisor.
+
+        Args:
+            operation: the name of one of its ``do_`` methods.
+            **values: the fields of the request.
+
+        Returns:
+            A future of its answer, which may fail with RunscError.
+
+        Raises:
+            SandboxStateError: the runtime belongs to another process.
+        """
         answer: Future[dict[str, Any]] = Future()
         with self._sending:
             self._numbers += 1
@@ -166,8 +196,12 @@ class Runtime:
             self._fail(number)
         return answer
 
-    def tell(self, operation: str, **values: Any) -> None:
-        """Have the supervisor do something, in order with all else; never raises."""
+    def notify(self, operation: str, **values: Any) -> None:
+        """Send a request that is not answered; the supervisor serves requests in order.
+
+        Raises:
+            SandboxStateError: the runtime belongs to another process.
+        """
         self._send({"op": operation, **values})
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -261,16 +295,18 @@ class Runtime:
                     del _runtimes[self.runsc.path]
 
     def disown(self) -> None:
-        """In a forked child: let go of the parent's descriptors, whose end must mean the parent's end."""
+        """Close the parent's descriptors in a forked child, since their end must mean the parent's end."""
         self._control.close()
         os.close(self._lock_fd)
 
 
 def uninterrupted(work: Callable[[], _T], undo: Callable[[], None], discard: Callable[[_T], None]) -> _T:
-    """Run `work` in a thread, where no KeyboardInterrupt reaches it.
+    """Run something in a thread, where no KeyboardInterrupt reaches it, and return what it returned.
 
-    An interrupt of the waiting caller calls `undo`, waits for the end of `work`, gives what it made to `discard`, and
-    goes on.
+    Args:
+        work: what is run.
+        undo: called when the waiting caller is interrupted; then the end of ``work`` is waited for.
+        discard: called after that with what ``work`` returned.
     """
     outcome: Future[_T] = Future()
 

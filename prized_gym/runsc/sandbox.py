@@ -1,4 +1,4 @@
-"""A sandbox: made, used, forked, kept, ended."""
+"""A sandbox from its making to its end: used, forked, kept, closed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,27 @@ from .stream import Stream, open_stream
 Network = Literal["none", "outbound"]
 State = Literal["running", "paused", "kept", "dead", "closed"]
 
-RESTORES_AT_ONCE = 4  # more restores at once are no faster
-SENTRY_MEMORY = 192 << 20  # bytes the sentry itself may need beyond what it gives the guest
-_HOST_THREADS = 4 * MAX_PROCESSES  # of sentry, gofer and the guest's threads, where a cgroup counts them
+RESTORES_AT_ONCE = 4
+"""Restores that run at the same time; more are no faster."""
+SENTRY_MEMORY = 192 << 20
+"""Bytes that the sentry itself may need beyond what it gives the guest."""
+_HOST_THREADS = 4 * MAX_PROCESSES
+"""Threads of sentry, gofer and guest, where a cgroup counts them."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a sandbox was made with; copies inherit it."""
+    """What a sandbox was made with; copies inherit it.
+
+    Attributes:
+        vcpu: most CPUs at a time.
+        memory, disk: bytes.
+        env_vars: for every command.
+        network: ``"none"`` or ``"outbound"``.
+        max_runtime_min: minutes after which it is ended; None for no limit.
+        python: the interpreter and packages inside.
+        mounts: more paths shown read-only, from path inside to path here.
+    """
 
     vcpu: float
     memory: int
@@ -51,20 +64,31 @@ class Spec:
 
 @dataclass(frozen=True)
 class Used:
-    """What a sandbox has used; nan where that is not known."""
+    """What a sandbox has used; nan where that is not known.
+
+    Attributes:
+        cpu_seconds: CPU time of all its processes on this machine, gVisor's own included.
+        memory: bytes held at present.
+    """
 
     cpu_seconds: float = math.nan
-    """CPU time of all its processes on this machine, gVisor's own included."""
     memory: float = math.nan
-    """Bytes held at present."""
 
 
 class Sandbox:
     """A sandbox of gVisor on this machine. Thread-safe. It ends with this process, unless it is kept.
 
-    Commands run as an ordinary user, `user`, whose home is /home/user: the agent, root inside, thereby stays out of
-    their reach, and limits on processes bind. `python` is this interpreter with what is installed here, in a virtual
-    environment of the sandbox's own, so `pip install` adds to it; installing system packages does not work.
+    Made by :meth:`create`, :meth:`fork` and :meth:`connect`. Commands run as an ordinary user, ``user``, whose home is
+    ``/home/user``: the agent, root inside, thereby stays out of their reach, and limits on processes bind. ``python`` is
+    this interpreter with what is installed here, in a virtual environment of the sandbox's own, so ``pip install`` adds to
+    it; installing system packages does not work.
+
+    Attributes:
+        id: unique.
+        labels: the user's own.
+        created_at: in seconds since the epoch.
+        spec: what it was made with.
+        files: for reading and writing inside.
     """
 
     def __init__(
@@ -86,7 +110,10 @@ class Sandbox:
         self._callbacks: list[Callable[[str], None]] = []
         self._link = Link(runtime.hub, self._directory / "c" / "a.sock", lambda reason: self._end_soon(reason))
         self._awake = Awake(
-            lambda: runtime.tell("stop", id=id), lambda: runtime.tell("continue", id=id), runtime.hub.poke, idle_after
+            lambda: runtime.notify("stop", id=id),
+            lambda: runtime.notify("continue", id=id),
+            runtime.hub.poke,
+            idle_after,
         )
         self.files = Files(self._link, self._awake, lambda: self._must_be("running"))
 
@@ -111,18 +138,29 @@ class Sandbox:
     ) -> Sandbox:
         """Start a sandbox and wait for its agent.
 
-        vcpu, memory_gb, disk_gb: limits. The disk is memory too: a cgroup bounds memory plus disk, and its own size the
-            disk (/home). `diagnose()` says which of them this machine enforces
-        env_vars: for every command
-        network: "outbound" lets it connect out (needs root and slirp4netns); nothing connects in but `connect_port`
-        max_runtime_min: minutes after which it is ended, even if this process hangs; None for no limit. Each copy has
-            its own
-        python: what `python_paths()` gives, by default of this process
-        mounts: more directories and files to show read-only, from absolute path inside to path here
-        idle_after: seconds without use after which it is stopped until the next use; None for never. Use is a command
-            in the foreground, a transfer, an answer awaited on a stream, or `hold`; work in the background is none
+        Args:
+            runsc: what runs it; None: what :meth:`Runsc.find` finds.
+            vcpu: most CPUs at a time.
+            memory_gb: of memory, in GiB.
+            disk_gb: of disk (``/home``), in GiB. The disk is memory too: a cgroup bounds memory plus disk, its own size the
+                disk. :func:`~prized_gym.runsc.diagnose` says which of the three limits this machine enforces.
+            env_vars: for every command.
+            labels: the user's own.
+            network: ``"outbound"`` lets it connect out (needs root and slirp4netns); nothing connects in but
+                :meth:`connect_port`.
+            max_runtime_min: minutes after which it is ended, even if this process hangs; None for no limit. Each copy has
+                its own.
+            python: what ``python_paths()`` gives, by default of this process.
+            mounts: more directories and files to show read-only, from absolute path inside to path here.
+            idle_after: seconds without use after which it is stopped until the next use; None for never. Use is a command
+                in the foreground, a transfer, an answer awaited on a stream, or :meth:`hold`; work in the background is
+                none.
+            start_timeout: seconds that the start may take.
 
-        Raises RunscUnavailable, RunscError, SandboxTimeout.
+        Raises:
+            ValueError: a size, the network or a mount makes no sense.
+            RunscUnavailable: there is no runsc that works here. SandboxTimeout: the agent did not answer in time.
+            RunscError: it could not be started.
         """
         _check(network, vcpu, memory_gb, disk_gb)
         if max_runtime_min is not None and not max_runtime_min > 0:
@@ -161,7 +199,7 @@ class Sandbox:
 
     @classmethod
     def connect(cls, id: str, *, runsc: Runsc | None = None) -> Sandbox:
-        """A kept sandbox by its id, from any process of this user. It can be forked, and nothing else.
+        """Return a kept sandbox by its id, from any process of this user. It can be forked, and nothing else.
 
         Raises:
             SandboxStateError: there is none, or it has expired.
@@ -209,7 +247,7 @@ class Sandbox:
         idle_after: float | None,
         timeout: float,
     ) -> list[Sandbox]:
-        """Start `n` sandboxes, afresh or from an image; all of them or none."""
+        """Start ``n`` sandboxes, afresh or from an image; all of them or none."""
         sandboxes = [cls(runtime, store.new_id(), spec, labels, root, idle_after) for _ in range(n)]
 
         def close() -> None:
@@ -286,41 +324,41 @@ class Sandbox:
 
     @property
     def state(self) -> State:
-        """running, paused, kept, dead (it ended by itself), or closed. A copy stopped for idleness is running."""
+        """Its state: running, paused, kept, dead (it ended by itself), or closed; stopped for idleness is running."""
         if self._state == "running" and self._awake.paused:
             return "paused"
         return self._state
 
     @property
     def stopped(self) -> bool:
-        """Whether its processes are stopped at present, for idleness or by `pause`."""
+        """Whether its processes are stopped at present, for idleness or by :meth:`pause`."""
         return self._awake.stopped
 
     @property
     def death(self) -> str | None:
-        """Why it ended, None while it has not."""
+        """Why the sandbox ended, None while it has not."""
         return self._link.death
 
     def wait_dead(self, timeout: float | None = None) -> str | None:
-        """Wait until it has ended; why, or None if it has not within `timeout` seconds."""
+        """Wait until the sandbox has ended; return why, or None if it has not within ``timeout`` seconds."""
         return self._link.wait_death(timeout)
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Have `callback(reason)` called once when it ends by itself, from a background thread; at once if it has."""
+        """Have ``callback(reason)`` called once, in a background thread, when it ends by itself; at once if it has."""
         self._callbacks.append(callback)
         if self._state == "dead" and callback in self._callbacks:
             self._call_back(self.death or "ended")
 
     def hold(self) -> contextlib.AbstractContextManager[None]:
-        """`with sandbox.hold():` keeps it from being stopped for idleness while something in it is waited for."""
+        """Keep the sandbox from being stopped for idleness inside ``with sandbox.hold():``."""
         return self._awake.hold()
 
     def touch(self) -> None:
-        """Wake it if it was stopped for idleness, and count its idle time from here; next to free when it is awake."""
+        """Wake the sandbox if it was stopped for idleness, and count its idle time from here; next to free if it was not."""
         self._awake.touch()
 
     def idle(self) -> bool:
-        """Stop it until its next use, as `idle_after` would; False when it is in use."""
+        """Stop the sandbox until its next use, as ``idle_after`` would; return False when it is in use."""
         self._must_be("running")
         return self._awake.idle()
 
@@ -335,21 +373,21 @@ class Sandbox:
         self._runtime.hub.poke()
 
     def pause(self) -> None:
-        """Stop all its processes until `resume`. It goes on taking its memory; forks of it share one checkpoint."""
+        """Stop all its processes until :meth:`resume`. It goes on taking its memory; forks of it share one checkpoint."""
         self._must_be("running")
         self._awake.pause()
 
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Let the sandbox go on after :meth:`pause`."""
         self._must_be("running")
         with self._forking:
             self._drop_image()
             self._awake.resume()
 
     def usage(self) -> Used:
-        """What its processes on this machine have used so far; of one that has ended what was last seen.
+        """Measure what its processes on this machine have used so far, without waking it.
 
-        It is not woken for that.
+        Of a sandbox that has ended it is what was last seen.
         """
         if self._state == "running":
             seconds, memory = cgroups.used(self._groups)
@@ -379,16 +417,21 @@ class Sandbox:
     ) -> ExecResult:
         """Run a command and wait for its end. A fork of the sandbox meanwhile does not disturb it.
 
-        cmd: a shell command (bash where there is one), or a list of words
-        timeout: seconds until its whole process group is killed, which is a result with `timed_out`, not an error
-        cwd: relative to the home
-        background: return at once, with its pid; input and output are /dev/null unless the command redirects them
-        user: "root" is root inside the sandbox with few rights; it can break the sandbox's own agent, and nothing
-            outside
-        on_output: called with "stdout" or "stderr" and bytes as they come, in this thread
-        max_output: bytes kept of each output, from its end
+        Args:
+            cmd: a shell command (bash where there is one), or a list of words.
+            timeout: seconds until its whole process group is killed, which is a result with ``timed_out``, not an error.
+            env: variables beyond the sandbox's own.
+            cwd: relative to the home.
+            background: return at once, with its pid; input and output are ``/dev/null`` unless the command redirects them.
+            user: ``"root"`` is root inside the sandbox with few rights; it can break the sandbox's own agent, and nothing
+                outside.
+            stdin: its input.
+            on_output: called with ``"stdout"`` or ``"stderr"`` and bytes as they come, in this thread.
+            max_output: bytes kept of each output, from its end.
 
-        Raises an OSError when the command cannot be started, SandboxDied, SandboxTimeout, SandboxStateError.
+        Raises:
+            OSError: the command cannot be started.
+            SandboxDied: the sandbox ended. SandboxTimeout: its agent did not answer. SandboxStateError: it is not running.
         """
         self._must_be("running")
         if user not in ("user", "root"):
@@ -414,9 +457,11 @@ class Sandbox:
             )
 
     def connect_port(self, port: int, timeout: float = 10) -> Stream:
-        """A byte stream to 127.0.0.1:`port` inside, as a socket; see `Stream`.
+        """Open a byte stream to a port on 127.0.0.1 inside, as a socket; see :class:`Stream`.
 
-        Raises ConnectionRefusedError when nobody listens there, SandboxDied, SandboxTimeout.
+        Raises:
+            ConnectionRefusedError: nobody listens there.
+            SandboxDied: the sandbox ended. SandboxTimeout: its agent did not answer within ``timeout`` seconds.
         """
         self._must_be("running")
         return open_stream(self._link, self._awake, port, timeout)
@@ -431,10 +476,20 @@ class Sandbox:
         network: Network | None = None,
         timeout: float = 120,
     ) -> list[Sandbox]:
-        """Make `n` live copies: memory, processes, disk. All of them or none.
+        """Make ``n`` live copies: memory, processes, disk. All of them or none.
 
-        It may be running, paused (and stays so; unchanged, it is checkpointed once for all its forks), kept, or a fork
-        itself. Commands in it go on, TCP streams to it end. `labels` replace its own; `network` None is its own.
+        The sandbox may be running, paused (and stays so; unchanged, it is checkpointed once for all its forks), kept, or a
+        fork itself. Commands in it go on, TCP streams to it end.
+
+        Args:
+            n: how many.
+            labels: in place of its own.
+            network: None: its own.
+            timeout: seconds for the checkpoint, and again for the restores.
+
+        Raises:
+            SandboxDied: the sandbox ended. SandboxStateError: it is closed, or no longer kept.
+            SandboxTimeout: not in time. RunscError: it could not be checkpointed or restored.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
@@ -451,13 +506,13 @@ class Sandbox:
                     shutil.rmtree(image, ignore_errors=True)
 
     def prepare(self, timeout: float = 120) -> None:
-        """Checkpoint it now if it is paused, so that the next fork need not; otherwise there is nothing to prepare."""
+        """Checkpoint the sandbox now if it is paused, so that the next fork need not; else do nothing."""
         with self._forking:
             if self._awake.paused and self._awake.stopped:
                 self._checkpoint(timeout)
 
     def _checkpoint(self, timeout: float) -> tuple[Path, bool]:
-        """An image of its present state, and whether it is to be removed after use."""
+        """Make an image of its present state; return it and whether it is to be removed after use."""
         if self._state == "kept":
             store.read_kept(self.id)  # it may have expired, or been removed
         if self._image is not None:
@@ -537,7 +592,7 @@ class Sandbox:
     # -- the end
 
     def close(self) -> None:
-        """End it at once; nothing of it is left. Of a kept one only this handle ends."""
+        """End the sandbox at once; nothing of it is left. Of a kept one only this handle ends."""
         if self._state != "kept":
             self._end("closed")
             self._drop_image()
@@ -560,11 +615,11 @@ class Sandbox:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _end_soon(self, reason: str) -> None:
-        """For the hub's thread, which must not wait."""
+        """End the sandbox from the hub's thread, which must not wait."""
         self._runtime.request("kill", id=self.id, reason=reason)
 
     def _died(self, reason: str) -> None:
-        """Told by the hub."""
+        """Clean up after a sandbox that ended by itself. Called in the hub's thread."""
         if self._state == "running":
             self._state = "dead"
         self._runtime.hub.ticks.pop(self._awake, None)

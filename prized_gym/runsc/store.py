@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -22,7 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from . import cgroups
-from .errors import RunscError, SandboxStateError
+from .errors import OTHER_SYSTEMS, RunscError, RunscUnavailable, SandboxStateError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    raise RunscUnavailable("gVisor runs on Linux only", OTHER_SYSTEMS) from None
 
 KEPT_VERSION = 1
 KEPT_SECONDS = 7 * 86400.0

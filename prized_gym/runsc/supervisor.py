@@ -1,12 +1,12 @@
-"""The supervisor: a small process that owns every sandbox of one runtime, and sees to it that none outlives the runtime.
+"""The supervisor: a small process that owns every sandbox of one runtime, so that none outlives the runtime.
 
 It is PID 1 of a PID namespace with a mount namespace of its own (and, without root, a user and a network namespace).
 When the runtime ends, however it ends, its end of the control socket closes and its pidfd becomes readable; then the
 supervisor kills everything and removes the runtime's directory. When the supervisor itself is killed, the kernel kills
 all of its namespace.
 
-The runtime sends one JSON object per line and gets one back for each that carries `n`; events carry `event`. One thread,
-one loop.
+The runtime sends one JSON object per line and gets one back for each that carries ``n``; events carry ``event``. One
+thread, one loop.
 """
 
 from __future__ import annotations
@@ -38,29 +38,53 @@ BOOT = (  # runs this module without importing the packages above it, which need
 
 @dataclass(eq=False)
 class Timer:
-    """What is to be done when."""
+    """An action that is due at a time.
+
+    Attributes:
+        when: ``time.monotonic()`` from which on it is due.
+        action: what is called.
+    """
 
     when: float
     action: Callable[[], None]
 
 
 class ManagedSandbox:
-    """A sandbox, or what is on its way to become one."""
+    """What the supervisor knows of one sandbox, from the request to start it to its end.
+
+    Attributes:
+        name: its id.
+        pid: of its sentry; None before it runs.
+        group: its cgroups.
+        namespace: its network namespace; None without a network.
+        slirp: the pid of its slirp4netns.
+        stopped: the processes that are stopped; None while it runs.
+        commands: what to call with the exit code of each running runsc command about it, by pid.
+        run_time: the end of its longest life.
+        reason: why it was ended, where the supervisor ended it.
+        killers: the numbers of the requests that wait for its end.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.pid: int | None = None  # the sentry
+        self.pid: int | None = None
         self.group = cgroups.Group()
         self.namespace: Path | None = None
         self.slirp: int | None = None
         self.stopped: list[int] | None = None
-        self.commands: dict[int, Callable[[int], None]] = {}  # running runsc commands about it
+        self.commands: dict[int, Callable[[int], None]] = {}
         self.run_time: Timer | None = None
-        self.reason = ""  # why it was ended, when we did
-        self.killers: list[int] = []  # requests that wait for its end
+        self.reason = ""
+        self.killers: list[int] = []
 
 
 class Supervisor:
+    """The sandboxes of one runtime, and the loop that serves its requests.
+
+    Args:
+        config: ``directory`` of the runtime, ``slirp4netns``, and the descriptors ``control_fd`` and ``runtime_fd``.
+    """
+
     def __init__(self, config: dict[str, Any]) -> None:
         self.directory = Path(config["directory"])
         self.name = self.directory.name
@@ -78,6 +102,7 @@ class Supervisor:
     # -- the loop
 
     def run(self) -> None:
+        """Serve requests until the runtime ends."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -86,7 +111,7 @@ class Supervisor:
         if self.runtime_fd is not None:
             self.selector.register(self.runtime_fd, selectors.EVENT_READ, self.end)
         cgroups.note(self.directory, self.parents)
-        self.say({"event": "ready"})
+        self.send({"event": "ready"})
         while not self.over:
             wait = max(0.0, min(timer.when for timer in self.timers) - time.monotonic()) if self.timers else None
             for key, _ in self.selector.select(wait):
@@ -100,24 +125,29 @@ class Supervisor:
                 timer.action()
 
     def end(self) -> None:
+        """End the loop."""
         self.over = True
 
     def after(self, seconds: float, action: Callable[[], None]) -> Timer:
+        """Have something called after some seconds."""
         timer = Timer(time.monotonic() + seconds, action)
         self.timers.append(timer)
         return timer
 
     def cancel(self, timer: Timer | None) -> None:
+        """Keep a timer from being called, if it has not been yet."""
         if timer in self.timers:
             self.timers.remove(timer)
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
+        """Send the runtime a message."""
         try:
             self.control.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             self.over = True
 
     def read(self) -> None:
+        """Receive requests of the runtime and serve them."""
         data = self.control.recv(1 << 20)
         if not data:
             self.over = True
@@ -131,13 +161,14 @@ class Supervisor:
                 self.answer(request, error=f"{type(error).__name__}: {error}")
 
     def answer(self, request: dict[str, Any], **values: Any) -> None:
+        """Answer a request, if it wants an answer."""
         if "n" in request:
-            self.say({"n": request["n"], **values})
+            self.send({"n": request["n"], **values})
 
     # -- requests
 
     def do_start(self, request: dict[str, Any]) -> None:
-        """Run or restore a sandbox: make its cgroup and its network, then run `argv`; answers when that has ended."""
+        """Run or restore a sandbox: make its cgroup and its network, then run ``argv``; answered when that has ended."""
         name = request["id"]
         sandbox = self.sandboxes[name] = ManagedSandbox(name)
         limits = request["limits"]
@@ -159,6 +190,7 @@ class Supervisor:
             self.start(sandbox, request, None)
 
     def start(self, sandbox: ManagedSandbox, request: dict[str, Any], error: str | None) -> None:
+        """Run the command that starts a sandbox, unless its network failed or it has been ended meanwhile."""
         if error is None and not sandbox.reason:
             self.command(sandbox, request, sandbox.group.joins, lambda status: self.started(sandbox, request, status))
         else:
@@ -166,6 +198,7 @@ class Supervisor:
             self.finish(sandbox)
 
     def started(self, sandbox: ManagedSandbox, request: dict[str, Any], status: int) -> None:
+        """Answer the request to start a sandbox, once the command has ended."""
         try:
             sandbox.pid = self.sentry(sandbox.name)
         except (OSError, ValueError, KeyError):
@@ -176,7 +209,7 @@ class Supervisor:
                 request, pid=sandbox.pid, groups={name: str(path) for name, path in sandbox.group.paths.items()}
             )
             return
-        reason = sandbox.reason or f"runsc ended with {status}:\n{self.tail(request['log'])}"
+        reason = sandbox.reason or f"runsc ended with {status}:\n{_tail(request['log'])}"
         self.answer(request, error=reason)
         if not sandbox.reason:
             self.kill(sandbox, reason)
@@ -189,17 +222,19 @@ class Supervisor:
             if status == 0:
                 self.answer(request)
             else:
-                self.answer(request, error=sandbox.reason or f"runsc ended with {status}:\n{self.tail(request['log'])}")
+                self.answer(request, error=sandbox.reason or f"runsc ended with {status}:\n{_tail(request['log'])}")
 
         self.command(sandbox, request, [], ended)
 
     def do_stop(self, request: dict[str, Any]) -> None:
+        """Stop all processes of a sandbox."""
         sandbox = self.sandboxes.get(request["id"])
         if sandbox is not None and sandbox.pid is not None and sandbox.stopped is None:
             sandbox.stopped = processes.stop(sandbox.pid)
         self.answer(request)
 
     def do_continue(self, request: dict[str, Any]) -> None:
+        """Continue the processes of a sandbox that were stopped."""
         sandbox = self.sandboxes.get(request["id"])
         if sandbox is not None and sandbox.stopped is not None:
             stopped, sandbox.stopped = sandbox.stopped, None
@@ -207,6 +242,7 @@ class Supervisor:
         self.answer(request)
 
     def do_usage(self, request: dict[str, Any]) -> None:
+        """Measure what a sandbox uses."""
         sandbox = self.sandboxes.get(request["id"])
         if sandbox is None or sandbox.pid is None:
             self.answer(request, error="it has ended")
@@ -215,6 +251,7 @@ class Supervisor:
         self.answer(request, seconds=seconds, memory=memory)
 
     def do_kill(self, request: dict[str, Any]) -> None:
+        """End a sandbox; answered when nothing of it is left."""
         sandbox = self.sandboxes.get(request["id"])
         if sandbox is None:
             self.answer(request)
@@ -224,39 +261,18 @@ class Supervisor:
 
     # -- processes
 
-    def spawn(self, argv: list[str], log: str, joins: list[Path], keep: int | None = None) -> int:
-        """Start a process in a session of its own, with its output in a file.
-
-        joins: process lists of the cgroups it enters
-        keep: a descriptor it inherits
-        """
-        pid = os.fork()
-        if pid:
-            return pid
-        try:
-            os.setsid()
-            for join in joins:
-                try:
-                    join.write_text(str(os.getpid()))
-                except OSError:
-                    pass
-            null = os.open(os.devnull, os.O_RDONLY)
-            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(null, 0)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            if keep is not None:
-                os.set_inheritable(keep, True)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.execv(argv[0], argv)
-        finally:
-            os._exit(127)
-
     def command(
         self, sandbox: ManagedSandbox, request: dict[str, Any], joins: list[Path], ended: Callable[[int], None]
     ) -> None:
-        pid = self.spawn(request["argv"], request["log"], joins)
+        """Run a runsc command about a sandbox; one that takes longer than its ``timeout`` ends the sandbox.
+
+        Args:
+            sandbox: which.
+            request: has ``argv``, ``log``, ``timeout``, and ``what`` for messages.
+            joins: process lists of the cgroups it enters.
+            ended: called with its exit code.
+        """
+        pid = processes.spawn(request["argv"], request["log"], joins)
 
         def done(status: int) -> None:
             self.cancel(timer)
@@ -271,6 +287,11 @@ class Supervisor:
         timer = self.after(request["timeout"], overdue)
 
     def reap(self, wake: int) -> None:
+        """Collect the processes that have ended, and act on each.
+
+        Args:
+            wake: the descriptor that SIGCHLD writes to.
+        """
         try:
             os.read(wake, 4096)
         except BlockingIOError:
@@ -297,6 +318,7 @@ class Supervisor:
                     sandbox.slirp = None
 
     def out_of_memory(self, sandbox: ManagedSandbox) -> None:
+        """End a sandbox that has run out of memory."""
         assert sandbox.group.out_of_memory is not None
         try:
             os.eventfd_read(sandbox.group.out_of_memory)
@@ -305,31 +327,31 @@ class Supervisor:
         self.kill(sandbox, "out of memory")
 
     def kill(self, sandbox: ManagedSandbox, reason: str) -> None:
-        """End a sandbox at once. Its gofer and its children end by themselves when the sentry is gone."""
+        """End a sandbox at once; its gofer and its children end by themselves when the sentry is gone."""
         if self.sandboxes.get(sandbox.name) is not sandbox:
             return
         sandbox.reason = sandbox.reason or reason
         for pid in sandbox.commands:  # they end first: one may be about to make the sandbox
-            self.signal(-pid)
+            processes.kill(-pid)
         if sandbox.commands:
             return
         if sandbox.pid is not None:
-            self.signal(sandbox.pid)
+            processes.kill(sandbox.pid)
             return
         for pid in processes.mentioning({sandbox.name}):  # a command killed half-way left them unrecorded
-            self.signal(pid)
+            processes.kill(pid)
         self.finish(sandbox)
 
     def finish(self, sandbox: ManagedSandbox) -> None:
-        """Forget a sandbox whose sentry is gone, and remove all it had."""
+        """Forget a sandbox whose sentry is gone, remove all it had, and report its end."""
         if self.sandboxes.get(sandbox.name) is not sandbox:
             return
         for pid in sandbox.commands:
-            self.signal(-pid)
+            processes.kill(-pid)
         del self.sandboxes[sandbox.name]
         self.cancel(sandbox.run_time)
         if sandbox.slirp is not None:
-            self.signal(sandbox.slirp)
+            processes.kill(sandbox.slirp)
         if sandbox.namespace is not None:
             network.remove_namespace(sandbox.namespace)
         for path in (self.directory / "state").glob(f"*{sandbox.name}*"):
@@ -338,37 +360,24 @@ class Supervisor:
             self.selector.unregister(sandbox.group.out_of_memory)
         self.remove_group(sandbox.group, 40)
         for number in sandbox.killers:
-            self.say({"n": number})
-        self.say({"event": "dead", "id": sandbox.name, "reason": sandbox.reason})
+            self.send({"n": number})
+        self.send({"event": "dead", "id": sandbox.name, "reason": sandbox.reason})
 
     def remove_group(self, group: cgroups.Group, tries: int) -> None:
+        """Remove a cgroup, again and again while processes of it are still ending."""
         if not group.remove() and tries:
             self.after(0.05, lambda: self.remove_group(group, tries - 1))
 
-    @staticmethod
-    def signal(pid: int) -> None:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass
-
     def sentry(self, name: str) -> int:
-        """The sentry's pid, as runsc recorded it."""
+        """Read the pid of a sandbox's sentry, as runsc recorded it."""
         for path in (self.directory / "state").glob(f"*{name}*.state"):
             return int(json.loads(path.read_text())["sandbox"]["pid"])
         raise KeyError(name)
 
-    @staticmethod
-    def tail(log: str) -> str:
-        try:
-            return Path(log).read_text(errors="replace")[-2000:]
-        except OSError:
-            return ""
-
     # -- network
 
     def connect(self, sandbox: ManagedSandbox, namespace: Path, done: Callable[[str | None], None]) -> None:
-        """Make the namespace, start slirp4netns on it, and call `done` with None, or with what went wrong."""
+        """Make the namespace, start slirp4netns on it, and call ``done`` with None, or with what went wrong."""
         if self.slirp4netns is None:
             done("network='outbound' needs slirp4netns")
             return
@@ -383,7 +392,7 @@ class Supervisor:
             return
         log = str(namespace.parent / "slirp.log")
         ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
-        sandbox.slirp = self.spawn(
+        sandbox.slirp = processes.spawn(
             network.slirp_command(self.slirp4netns, namespace, ready_write), log, [], keep=ready_write
         )
         os.close(ready_write)
@@ -398,7 +407,7 @@ class Supervisor:
             ready = b"" if timed_out else os.read(ready_read, 1)
             self.selector.unregister(ready_read)
             os.close(ready_read)
-            done(None if ready else f"slirp4netns gave no network: {self.tail(log)}")
+            done(None if ready else f"slirp4netns gave no network: {_tail(log)}")
 
         self.selector.register(ready_read, selectors.EVENT_READ, outcome)
         patience = self.after(10, lambda: outcome(True))
@@ -425,6 +434,14 @@ class Supervisor:
             if sandbox.namespace is not None:
                 network.remove_namespace(sandbox.namespace)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _tail(log: str) -> str:
+    """Read the end of a log, for messages."""
+    try:
+        return Path(log).read_text(errors="replace")[-2000:]
+    except OSError:
+        return ""
 
 
 def main(config: str) -> None:

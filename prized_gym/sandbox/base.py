@@ -1,95 +1,91 @@
-"""A base in a sandbox, and the engine that makes such bases from a provider's `Driver`."""
+"""A base in a sandbox: what a pool is forked from, as vector environments and users hold it."""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import copy
 import os
 import sys
 import threading
-import time
 import weakref
-from abc import abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import wait as wait_for_futures
-from functools import partial
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from prized_gym import background
-from prized_gym.errors import BaseDiedError, PrizedGymError, RemoteTraceback, SandboxDiedError, SandboxError, SetupError
-from prized_gym.interface.engine import BaseHandle, Description, Engine
-from prized_gym.protocols import (
-    EpisodeProtocol,
-    GymProtocol,
-    Protocol,
-    ProtocolError,
-    RemoteError,
-    ServerDescription,
-)
+from prized_gym.errors import BaseDiedError, PrizedGymError, RemoteTraceback, SandboxError, SetupError
+from prized_gym.interface.engine import BaseHandle, Description
+from prized_gym.interface.fleet import UNLIMITED, TimeLimits
+from prized_gym.interface.sandbox import Copy, SandboxHandle
+from prized_gym.protocols import Protocol, ProtocolError, RemoteError, ServerDescription
 from prized_gym.recipe import Recipe
-from prized_gym.sandbox.channels.channel import Channel, ChannelError
-from prized_gym.sandbox.channels.exec import ExecChannel
-from prized_gym.sandbox.channels.http import Dialed, HttpChannel
+from prized_gym.sandbox.account import Guarded
+from prized_gym.sandbox.channels.channel import ChannelError
 from prized_gym.sandbox.client import Client
-from prized_gym.sandbox.copy import Copy
-from prized_gym.sandbox.driver import Driver, ExecResult, Sandbox
+from prized_gym.sandbox.copy import SandboxCopy
+from prized_gym.sandbox.dialer import Dialer
 from prized_gym.sandbox.failures import look
 from prized_gym.sandbox.fleet import SandboxFleet
-from prized_gym.sandbox.plan import OPTIONS, Plan, make_plan, options_from_labels
-from prized_gym.sandbox.setup import Setup
-
-MOST_AT_ONCE = 256
-"""Copies asked of a provider in one call."""
+from prized_gym.sandbox.plan import Plan
+from prized_gym.sandbox.pool import Forked, SandboxPool
+from prized_gym.seeding import fresh_entropy
 
 
-class SandboxBase(BaseHandle):
-    """A sandbox with, as a rule, a server in it."""
+class SandboxBase(BaseHandle, SandboxHandle):
+    """A pool with at least one sandbox that is set up, and what its environment is like.
 
-    def __init__(self, sandbox: Sandbox, plan: Plan, recipe: Recipe, started: float) -> None:
-        self.sandbox = sandbox
+    Args:
+        pool: has its first parent.
+        dialer: reaches its servers.
+        plan: how it was set up.
+        recipe: of its environments.
+
+    Attributes:
+        pool, dialer, plan: as above.
+    """
+
+    def __init__(self, pool: SandboxPool, dialer: Dialer, plan: Plan, recipe: Recipe) -> None:
+        self.pool = pool
+        self.dialer = dialer
         self.plan = plan
         self._recipe = recipe
-        self._lock = threading.Lock()
-        self._copies: dict[str, Sandbox] = {}
         self._fleets: weakref.WeakSet[SandboxFleet] = weakref.WeakSet()
-        self._protocol = plan.protocol
-        self._client = self.client(sandbox)
         self._description: Description | None = None
+        self._resetting = threading.Lock()
         self._was_reset = False
         self._open = True
-        self._own_copy: Copy | None = None
-        self._started = started
         self._seconds = 0.0
         self._pid = os.getpid()
         _LIVE.add(self)
 
-    def begin(self, setup: Setup, connecting: bool) -> None:
-        """Set the sandbox up and find out what its environment is like.
+    def describe(self, seconds: float) -> None:
+        """Find out what the environment is like, if there is one.
+
+        Args:
+            seconds: how long setting the base up has taken so far.
 
         Raises:
-            SetupError, SetupTimeoutError: it could not be set up.
+            SetupError: the server does not say.
         """
-        if not connecting:
-            setup.prepare(self.sandbox, self.plan)
-            if self.plan.has_server:
-                setup.start(self.sandbox, self.plan, self._client)
-        if self.plan.protocol is not None:
-            try:
-                described = background.run(self._client.describe())
-            except (ProtocolError, ChannelError) as error:
-                raise SetupError(f"the server could not be asked for its spaces: {error}") from error
-            # It knows the spaces, which the copies' protocols need.
-            self._protocol = self._client.protocol
-            self._description = _description(described, self._recipe, time.monotonic() - self._started)
-            # Copies of it are to be stepped, so it will be forked; what then fails is told then. Connections end with it.
-            background.loop().call_soon_threadsafe(self._client.channel.close)
-            with contextlib.suppress(SandboxError):
-                self.sandbox.prepare()
-        self._seconds = time.monotonic() - self._started
+        self._seconds = seconds
+        if self.plan.protocol is None:
+            return
+        built = self.pool.first.built
+        try:
+            described = background.run(built.client.describe())
+        except (ProtocolError, ChannelError) as error:
+            raise SetupError(f"the server could not be asked for its spaces: {error}") from error
+        # It knows the spaces, which the copies' protocols need.
+        self.dialer.protocol = built.client.protocol
+        self._description = _description(described, self._recipe, seconds)
+        # Copies of it are to be stepped, so it will be forked; what then fails is told then. Connections end with it.
+        built.disconnect()
+        try:
+            built.sandbox.prepare()
+        except SandboxError:
+            pass
 
     # What a base is
 
@@ -108,36 +104,57 @@ class SandboxBase(BaseHandle):
 
     @property
     def alive(self) -> bool:
-        return self._open and self.sandbox.death is None
+        return self._open and self.pool.alive
 
     @property
     def where(self) -> str:
-        return f"sandbox {self.sandbox.id}"
+        return f"sandbox {self.pool.first.sandbox.id}"
+
+    @property
+    def copy_size(self) -> tuple[float, float] | None:
+        return self.plan.shape.vcpu or 1.0, self.plan.shape.memory_gb or 1.0
+
+    def check_open(self) -> None:
+        """Find out whether the base has been closed.
+
+        Raises:
+            BaseDiedError: it has.
+        """
+        if not self._open:
+            raise BaseDiedError(f"the base ({self.where}) is closed")
 
     def check_alive(self) -> None:
-        """
+        """Find out whether the base can be forked as it is.
+
         Raises:
-            BaseDiedError: the base is gone.
+            BaseDiedError: it is gone.
         """
+        self.check_open()
         if not self.alive:
             raise self._died()
 
     def _died(self) -> BaseDiedError:
-        how = f"ended: {self.sandbox.death}" if self.sandbox.death is not None else "is closed"
-        return BaseDiedError(f"the base ({self.where}) {how}")
+        return BaseDiedError(f"the base ({self.where}) ended: {self.pool.first.sandbox.death}")
 
-    def fleet(self, size: int) -> SandboxFleet:
-        self.check_alive()
-        fleet = SandboxFleet(size, self)
+    def revive(self) -> None:
+        self.check_open()
+        self.pool.revive()
+
+    def fleet(self, size: int, limits: TimeLimits = UNLIMITED, labels: Mapping[str, str] | None = None) -> SandboxFleet:
+        self.check_open()
+        fleet = SandboxFleet(size, self, limits, labels)
         self._fleets.add(fleet)
         return fleet
 
     def reset_environment(self, seed: int | None) -> None:
-        with self._lock:
+        self.check_open()
+        with self._resetting:
             if self._was_reset:
                 return
+            self.pool.revive()
             try:
-                background.run(self._client.reset_base(seed))
+                # Parents that are set up later are reset to the same state.
+                self.pool.reset(fresh_entropy() if seed is None else seed)
             except RemoteError as error:
                 original = error.original()
                 if original is error:
@@ -145,61 +162,41 @@ class SandboxBase(BaseHandle):
                 original.__cause__ = RemoteTraceback(error.traceback)
                 raise original from original.__cause__
             except (ChannelError, SandboxError) as error:
-                if self.sandbox.wait_dead(0.5) is not None:
+                sandbox = self.pool.first.sandbox
+                if sandbox.wait_dead(0.5) is not None:
                     raise self._died() from error
-                inside = look(self.sandbox, ended=True)
+                inside = look(sandbox, ended=True)
                 raise BaseDiedError(f"the server of the base ({self.where}) failed: {error}\n{inside.log}") from error
             self._was_reset = True
 
-    # Copies
+    # Sandboxes
+
+    def sandbox(self) -> SandboxHandle:
+        self.check_open()
+        return self
 
     @property
-    def own_copy(self) -> Copy:
-        """The base's own sandbox, as its copies are held."""
-        if self._own_copy is None:
-            self._own_copy = Copy(self, self.sandbox)
-        return self._own_copy
+    def own(self) -> Copy:
+        self.check_alive()
+        return self.held(self.pool.first.sandbox)
+
+    def held(self, sandbox: Guarded) -> SandboxCopy:
+        """A sandbox of the pool, as the user holds it."""
+        return SandboxCopy(self.pool, self.dialer, sandbox, self.plan.port)
+
+    def client(self, sandbox: Guarded, protocol: Protocol | None = None) -> Client:
+        """A client with the server in ``sandbox``, a fork of the base or of the copy whose protocol is given."""
+        return self.dialer.client(sandbox, protocol)
 
     def fork(self, n: int, labels: Mapping[str, str] | None, network: str | None, timeout: float) -> list[Copy]:
-        """Copies to be held by the user. Raises as :meth:`fork_sandboxes`, and ValueError for less than one."""
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")
-        return [Copy(self, sandbox) for sandbox in self.fork_sandboxes(n, timeout, labels, network)]
-
-    def client(self, sandbox: Sandbox, protocol: Protocol | None = None) -> Client:
-        """A client with the server in ``sandbox``, a fork of the base or of the copy whose protocol is given."""
-        spoken = protocol or self._protocol
-        # Without a protocol there is nothing to ask but whether the server is ready.
-        own = EpisodeProtocol() if spoken is None else spoken.fork()
-        return Client(own, self.channel(sandbox), self.plan.request_timeout)
-
-    def channel(self, sandbox: Sandbox, port: int | None = None) -> Channel:
-        """A channel to the server in ``sandbox`` that listens on ``port``; None: the base's own."""
-        port = self.plan.port if port is None else port
-        if self.plan.channel == "exec" and port == self.plan.port:
-            return ExecChannel(_Commands(sandbox), f"{sandbox.scratch}/exec")
-        if not sandbox.reachable:
-            raise SandboxError(
-                f"port {port} of {sandbox.id} cannot be reached: only port {self.plan.port} can, by commands"
-            )
-
-        async def dial() -> Dialed:
-            return await background.in_thread(lambda: sandbox.connect(port))
-
-        # Other servers than ours may close a connection that is idle for some seconds.
-        ours = isinstance(self.plan.protocol, GymProtocol)
-        return HttpChannel(
-            dial, f"127.0.0.1:{port}", awake=partial(_awake, sandbox), reuse_within=None if ours else 1.0
-        )
+        return [self.held(sandbox) for sandbox in self.fork_sandboxes(n, timeout, labels, network)]
 
     def fork_sandboxes(
-        self,
-        count: int,
-        timeout: float,
-        labels: Mapping[str, str] | None = None,
-        network: str | None = None,
-    ) -> list[Sandbox]:
-        """Fork the base ``count`` times, in one call.
+        self, count: int, timeout: float, labels: Mapping[str, str] | None = None, network: str | None = None
+    ) -> list[Guarded]:
+        """Fork the base ``count`` times, all or none.
 
         Raises:
             BaseDiedError: it is gone.
@@ -207,51 +204,35 @@ class SandboxBase(BaseHandle):
         """
         # A provider may still fork what it has kept of a base that is gone.
         self.check_alive()
-        try:
-            return self.fork_copy(self.sandbox, count, timeout, labels, network or self.plan.copy_network)
-        except SandboxDiedError as error:
-            self.sandbox.wait_dead(1.0)
-            if self.alive:
-                raise
-            raise self._died() from error
+        return self.pool.all_or_none(self.pool.fork(count, timeout, labels, network))
 
-    def fork_copy(
-        self,
-        sandbox: Sandbox,
-        count: int,
-        timeout: float,
-        labels: Mapping[str, str] | None = None,
-        network: str | None = None,
-    ) -> list[Sandbox]:
-        """Fork the base or one of its copies."""
-        named = None if labels is None else {**self.plan.shape.labels, **labels}
-        made: list[Sandbox] = []
+    def fork_what_fits(self, count: int, timeout: float, labels: Mapping[str, str] | None) -> Forked:
+        """Fork the base as often as can be, at most ``count`` times; one that is found dead is first built anew."""
+        forked = self.pool.fork(count, timeout, labels, None)
+        if not isinstance(forked.error, BaseDiedError) or not self._open:
+            return forked
         try:
-            while len(made) < count:
-                some = min(MOST_AT_ONCE, count - len(made))
-                sandboxes = sandbox.fork(some, labels=named, network=network, timeout=timeout)
-                made += sandboxes
-                with self._lock:
-                    self._copies.update((one.id, one) for one in sandboxes)
-        except BaseException:
-            for one in made:
-                self.forget(one)
-            raise
-        return made
+            self.pool.revive()
+        except Exception as error:
+            return Forked(forked.sandboxes, error)
+        again = self.pool.fork(count - len(forked.sandboxes), timeout, labels, None)
+        return Forked([*forked.sandboxes, *again.sandboxes], again.error)
 
-    def forget(self, sandbox: Sandbox) -> None:
+    def fork_some(
+        self, n: int, labels: Mapping[str, str] | None, timeout: float
+    ) -> tuple[list[Copy], Exception | None]:
+        forked = self.fork_what_fits(n, timeout, labels)
+        return [self.held(sandbox) for sandbox in forked.sandboxes], forked.error
+
+    def forget(self, sandbox: Guarded) -> None:
         """End a copy."""
-        with self._lock:
-            self._copies.pop(sandbox.id, None)
-        sandbox.close()
+        self.pool.forget(sandbox)
 
     # The end
 
-    def keep(self) -> str:
-        """Leave the base behind under its id; this handle is closed, and copies made from it live on."""
+    def keep(self, lifetime_hours: float | None) -> str:
         self._open = False
-        background.loop().call_soon_threadsafe(self._client.channel.close)
-        return self.sandbox.keep()
+        return self.pool.keep(lifetime_hours)
 
     def close(self) -> None:
         self._open = False
@@ -261,10 +242,7 @@ class SandboxBase(BaseHandle):
             return
         for fleet in list(self._fleets):
             fleet.close(timeout=1.0)
-        background.loop().call_soon_threadsafe(self._client.channel.close)
-        with self._lock:
-            copies, self._copies = list(self._copies.values()), {}
-        wait_for_futures([background.submit(sandbox.close, urgent=True) for sandbox in (*copies, self.sandbox)], 15.0)
+        self.pool.close()
 
 
 _LIVE: weakref.WeakSet[SandboxBase] = weakref.WeakSet()
@@ -277,83 +255,6 @@ def _close_all() -> None:
 
 # Threads of the background still run here, and a provider's own handler, registered before, comes after this one.
 atexit.register(_close_all)
-
-
-class SandboxEngine(Engine):
-    """Bases are sandboxes of one provider; a subclass names it and makes its driver."""
-
-    options: ClassVar[Mapping[str, Any]] = OPTIONS
-    sandboxes: ClassVar[bool] = True
-    reachable: ClassVar[bool] = True
-    """Whether a server in a sandbox can be reached by HTTP."""
-
-    @classmethod
-    @abstractmethod
-    def driver(cls, options: Mapping[str, Any], plan: Plan | None) -> Driver:
-        """What makes the sandboxes; without a plan it only has to connect.
-
-        Raises:
-            EngineUnavailableError: it cannot be used here.
-        """
-
-    @classmethod
-    def build(cls, recipe: Recipe, options: Mapping[str, Any], timeout: float | None, progress: bool) -> SandboxBase:
-        plan = make_plan(recipe, options, cls.reachable)
-        driver = cls.driver(options, plan)
-        setup, started = Setup(timeout, progress), time.monotonic()
-        try:
-            sandbox = driver.create(plan.shape, min(60.0, setup.left))
-        except SandboxError as error:
-            raise SetupError(f"no sandbox could be had for the base: {error}") from error
-        return cls._begin(SandboxBase(sandbox, plan, recipe, started), setup, connecting=False)
-
-    @classmethod
-    def connect(cls, id: str, options: Mapping[str, Any], timeout: float | None, progress: bool) -> SandboxBase:
-        started = time.monotonic()
-        sandbox = cls.driver(options, None).connect(id)
-        try:
-            recipe = Recipe(())
-            plan = make_plan(
-                recipe, {**options, **options_from_labels(sandbox.labels, options)}, cls.reachable, connecting=True
-            )
-            base = SandboxBase(sandbox, plan, recipe, started)
-        except BaseException:
-            sandbox.close()
-            raise
-        return cls._begin(base, Setup(timeout, progress), connecting=True)
-
-    @classmethod
-    def _begin(cls, base: SandboxBase, setup: Setup, connecting: bool) -> SandboxBase:
-        try:
-            base.begin(setup, connecting)
-        except BaseException:
-            base.close()
-            raise
-        return base
-
-
-class _Commands:
-    """A sandbox as the exec channel sees it."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-
-    def run(self, argv: Sequence[str], timeout: float, max_output: int) -> ExecResult:
-        return self._sandbox.exec(argv, timeout=timeout, max_output=max_output)
-
-    def write(self, path: str, data: bytes) -> None:
-        self._sandbox.files.write(path, data)
-
-    def read(self, path: str, max_bytes: int) -> bytes:
-        return self._sandbox.files.read(path, max_bytes=max_bytes)
-
-
-@contextlib.asynccontextmanager
-async def _awake(sandbox: Sandbox) -> AsyncIterator[None]:
-    while sandbox.asleep:
-        await background.in_thread(sandbox.wake, urgent=True)
-    with sandbox.hold():
-        yield
 
 
 def _description(described: ServerDescription, recipe: Recipe, seconds: float) -> Description:

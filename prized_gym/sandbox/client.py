@@ -1,20 +1,42 @@
-"""Talking to one server: a protocol over a channel, in the background loop."""
+"""One server in a sandbox: the operations of its protocol, run over a channel in the background loop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from prized_gym import protocols
 from prized_gym.interface.commands import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
-from prized_gym.protocols import Protocol, Request, Response, ServerDescription, StepAnswer
+from prized_gym.protocols import Exchange, Protocol, Request, Response, ServerDescription, StepAnswer
+from prized_gym.protocols.base import checked
 from prized_gym.sandbox.channels.channel import Channel, ChannelError
+
+_T = TypeVar("_T")
 
 _READY_TIMEOUT = 5.0
 _BASE_RESET_TIMEOUT = 600.0
 _READY_EVERY = 0.02
+
+
+async def run(channel: Channel, operation: Exchange[_T], timeout: float, max_bytes: int) -> _T:
+    """Run one operation of a protocol over a channel, as :meth:`Client.run` does; answers have at most ``max_bytes``."""
+    ends = time.monotonic() + timeout
+    exchange = checked(operation)
+    response: Response | None = None
+    try:
+        while True:
+            try:
+                request = exchange.send(response)  # type: ignore[arg-type]
+            except StopIteration as ended:
+                value: _T = ended.value
+                return value
+            left = max(0.001, ends - time.monotonic())
+            limit = left if request.timeout is None else request.timeout
+            response = await channel.ask(request, limit=max_bytes, timeout=limit)
+    finally:
+        exchange.close()
 
 
 class Client:
@@ -23,7 +45,7 @@ class Client:
     Args:
         protocol: belongs to this client alone.
         channel: brings its requests.
-        timeout: seconds an answer may take unless the request has a limit of its own.
+        timeout: seconds an operation may take unless something else limits it.
     """
 
     def __init__(self, protocol: Protocol, channel: Channel, timeout: float) -> None:
@@ -31,25 +53,41 @@ class Client:
         self.channel = channel
         self.timeout = timeout
 
-    async def ask(self, request: Request, timeout: float | None = None) -> Response:
-        limit = request.timeout if request.timeout is not None else timeout if timeout is not None else self.timeout
-        return await self.channel.ask(request, limit=self.protocol.max_answer_bytes, timeout=limit)
+    async def run(self, operation: Exchange[_T], timeout: float | None = None) -> _T:
+        """Run one operation of the protocol to its end.
 
-    async def _maybe(self, request: Request | None, timeout: float | None = None) -> Any:
-        # Protocols are declared to read an answer where they made a request, and None where they made none.
-        return None if request is None else await self.ask(request, timeout)
+        Args:
+            operation: what a method of the protocol gave. What ends it early, such as an answer that does not come, closes it.
+            timeout: seconds that it may take in all; None: as the client was given. A request's own limit goes before it.
+
+        Returns:
+            What the operation returned.
+
+        Raises:
+            ChannelError: there was no answer.
+            ProtocolError, RemoteError: as the protocol says.
+        """
+        limit = self.timeout if timeout is None else timeout
+        return await run(self.channel, operation, limit, self.protocol.max_answer_bytes)
 
     async def wait_ready(self, ready: Request | None, ends: float, given_up: Callable[[], Any]) -> bool:
-        """Wait until the server is ready; False once ``ends`` (monotonic) has passed or ``given_up()`` is true."""
+        """Wait until the server is ready.
+
+        Args:
+            ready: what is asked, and answered with a status below 300 by a server that is; None: as the protocol says.
+            ends: the ``time.monotonic()`` at which the wait is given up.
+            given_up: true once it is in vain.
+
+        Returns:
+            Whether it is.
+
+        Raises:
+            ProtocolError: it never will be.
+        """
         pause = _READY_EVERY
         while time.monotonic() < ends:
             try:
-                if ready is not None:
-                    response = await self.ask(ready, _READY_TIMEOUT)
-                    if self.protocol.read_ready(response):
-                        return True
-                else:
-                    await self.channel.reach(_READY_TIMEOUT)
+                if await self._is_ready(ready):
                     return True
             except ChannelError:
                 pass
@@ -59,29 +97,45 @@ class Client:
             pause = min(0.1, pause * 1.3)
         return False
 
+    async def _is_ready(self, request: Request | None) -> bool:
+        if request is not None:
+            limit = self.protocol.max_answer_bytes
+            return (await self.channel.ask(request, limit=limit, timeout=_READY_TIMEOUT)).status < 300
+        ready = await self.run(self.protocol.ready(), _READY_TIMEOUT)
+        if ready is None:
+            await self.channel.reach(_READY_TIMEOUT)
+        return ready is None or bool(ready)
+
     async def describe(self) -> ServerDescription:
-        return self.protocol.read_describe(await self._maybe(self.protocol.describe()))
+        """Find out what the server's environment is like."""
+        return await self.run(self.protocol.describe())
 
     async def reset_base(self, seed: int | None) -> None:
-        request = self.protocol.reset_base(seed)
+        """Reset the environment in a base."""
         # What takes long is done in the base so that it is done once.
-        self.protocol.read_reset_base(await self.ask(request, max(self.timeout, _BASE_RESET_TIMEOUT)))
+        await self.run(self.protocol.reset_base(seed), max(self.timeout, _BASE_RESET_TIMEOUT))
 
     async def step(self, action: Any, then_reset: bool, timeout: float | None) -> StepAnswer:
-        """A step, and where it ends the episode and ``then_reset`` is set, a reset too."""
-        answer = self.protocol.read_step(await self._maybe(self.protocol.step(action, then_reset=then_reset), timeout))
+        """Take a step, and where it ends the episode and ``then_reset`` is set, reset too."""
+        answer = await self.run(self.protocol.step(action, then_reset=then_reset), timeout)
         if then_reset and (answer.terminated or answer.truncated) and answer.reset is None:
-            first = await self.reset(None, None, timeout)
-            return StepAnswer(answer.obs, answer.reward, answer.terminated, answer.truncated, answer.info, first)
+            return replace(answer, reset=await self.reset(None, None, timeout))
         return answer
 
     async def reset(
-        self, seed: int | None, options: dict[str, Any] | None, timeout: float | None, **how: Any
+        self,
+        seed: int | None,
+        options: dict[str, Any] | None,
+        timeout: float | None,
+        *,
+        fresh: Fresh | None = None,
+        base: bool = False,
     ) -> tuple[Any, dict[str, Any]]:
-        return self.protocol.read_reset(await self._maybe(self.protocol.reset(seed, options, **how), timeout))
+        """Begin an episode."""
+        return await self.run(self.protocol.reset(seed, options, fresh=fresh, base=base), timeout)
 
-    async def command(self, index: int, command: Command, timeout: float | None) -> Any:
-        """Do what a command of the fleet says in copy ``index``.
+    async def command(self, command: Command, timeout: float | None) -> Any:
+        """Do what a command of the fleet says.
 
         Returns:
             For a :class:`Reset` the observation and the info, for a :class:`Call` its result, else None.
@@ -89,27 +143,20 @@ class Client:
         protocol = self.protocol
         if isinstance(command, Reset):
             if command.fresh is None and command.reseed is not None:
-                protocol.read_reseed(await self._maybe(protocol.reseed(command.reseed)))
-            fresh = None if command.fresh is None else _on_the_wire(command.fresh, index)
-            return await self.reset(command.seed, command.options, timeout, fresh=fresh, base=command.from_base)
+                await self.run(protocol.reseed(command.reseed), timeout)
+            return await self.reset(command.seed, command.options, timeout, fresh=command.fresh, base=command.from_base)
         if isinstance(command, Call):
             if command.name == "render" and not command.args and not command.kwargs:
-                return protocol.read_render(await self.ask(protocol.render(), timeout))
-            request = protocol.call(command.name, command.args, command.kwargs)
-            return protocol.read_call(await self.ask(request, timeout))
+                return await self.run(protocol.render(), timeout)
+            return await self.run(protocol.call(command.name, command.args, command.kwargs), timeout)
         if isinstance(command, SetAttr):
-            protocol.read_set_attr(await self.ask(protocol.set_attr(command.values), timeout))
+            await self.run(protocol.set_attr(command.values), timeout)
         elif isinstance(command, Reseed):
-            protocol.read_reseed(await self._maybe(protocol.reseed(command.seed), timeout))
+            await self.run(protocol.reseed(command.seed), timeout)
         elif isinstance(command, Start):
-            protocol.read_start(await self._maybe(protocol.start(_on_the_wire(command.fresh, index)), timeout))
+            await self.run(protocol.start(command.fresh), timeout)
         return None
 
     async def stack(self, timeout: float) -> str:
         """Where the environment hangs, as text; empty if that cannot be told."""
-        request = self.protocol.stack()
-        return "" if request is None else self.protocol.read_stack(await self.ask(request, timeout))
-
-
-def _on_the_wire(fresh: Fresh, index: int) -> protocols.Fresh:
-    return protocols.Fresh(fresh.seed, index, fresh.attributes)
+        return await self.run(self.protocol.stack(), timeout)

@@ -1,19 +1,70 @@
-"""What a provider of sandboxes must be able to do: the interface between the sandbox engines and a provider's own SDK."""
+"""What a provider of sandboxes must be able to do: the interface between this library and a provider's own SDK.
+
+The next provider is one file with three classes: an engine that names it, a :class:`Driver` and a :class:`Sandbox`. They say
+what the provider can do (:class:`Capabilities`), and the pool does the rest.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Literal
 
 from prized_gym.errors import SandboxError
 from prized_gym.interface.fleet import Usage
+from prized_gym.interface.sandbox import ExecResult, FileInfo, Files
 from prized_gym.sandbox.channels.http import Dialed
 
+__all__ = [
+    "OUTPUT_KEPT",
+    "Capabilities",
+    "Dialed",
+    "Driver",
+    "ExecResult",
+    "FileInfo",
+    "Files",
+    "Listed",
+    "Sandbox",
+    "Shape",
+]
+
 OUTPUT_KEPT = 4 << 20
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a provider can do; the pool makes up for what it cannot.
+
+    Attributes:
+        forks: a sandbox can be forked live, memory and processes included. Otherwise each copy is created and set up anew,
+            and none can be branched.
+        most_copies: the most that one call of :meth:`Sandbox.fork` may ask for.
+        most_requests: how many calls of the driver, its sandboxes and their files may be under way at once, on one account;
+            None for as many as come.
+        reachable: a server inside can be reached from outside, by :meth:`Sandbox.connect`. Otherwise requests travel
+            through :meth:`Sandbox.exec`.
+        python: ``"host"``: this machine's Python and what is installed for it are seen inside. ``"bare"``: the image has a
+            ``python3`` of its own, perhaps with nothing but the standard library; what an environment's server needs is
+            brought along.
+        keeps: a sandbox can outlive its program, see :meth:`Sandbox.keep`.
+        lists: the driver finds sandboxes by label and deletes them by id, see :meth:`Driver.list`.
+        tells_cost: :meth:`Sandbox.usage` has ``cost_usd``.
+        tells_expiry: :attr:`Sandbox.expires` is known.
+        counts_deleted: a deleted sandbox counts toward the quota for a while, see :meth:`Sandbox.wait_gone`.
+    """
+
+    forks: bool = True
+    most_copies: int = 256
+    most_requests: int | None = None
+    reachable: bool = True
+    python: Literal["host", "bare"] = "host"
+    keeps: bool = False
+    lists: bool = False
+    tells_cost: bool = False
+    tells_expiry: bool = False
+    counts_deleted: bool = False
 
 
 @dataclass(frozen=True)
@@ -27,6 +78,8 @@ class Shape:
         env_vars: for every command in it.
         labels: strings by which it is found again.
         network: ``"none"``, or ``"outbound"``: it can connect out.
+        port: where a server will listen, on 127.0.0.1 inside.
+        payload: the pickled recipe that will be served, for a driver that shows files of this machine; empty for none.
     """
 
     vcpu: float | None = None
@@ -36,96 +89,26 @@ class Shape:
     env_vars: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     network: str = "none"
-
-
-@dataclass(frozen=True)
-class ExecResult:
-    """How a command ended.
-
-    Attributes:
-        exit_code: 128 + N where signal N ended it; 0 for one started in the background.
-        stdout, stderr: what it wrote, as text; where it is long, the end of it.
-        timed_out: whether it was ended because it took longer than its ``timeout``.
-    """
-
-    exit_code: int
-    stdout: str
-    stderr: str
-    timed_out: bool = False
-
-    def check(self) -> ExecResult:
-        """This result, if the command succeeded.
-
-        Raises:
-            SandboxError: it did not; the message has the exit code and the end of what it wrote.
-        """
-        if self.timed_out or self.exit_code != 0:
-            how = "was ended at its time-out" if self.timed_out else f"exited with code {self.exit_code}"
-            output = "\n".join(text.strip() for text in (self.stdout, self.stderr) if text.strip())
-            raise SandboxError(f"the command {how}" + (f"\n--- end of its output:\n{output[-2000:]}" if output else ""))
-        return self
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    """One entry of a directory in a sandbox.
-
-    Attributes:
-        name: without the directory.
-        kind: ``"file"``, ``"dir"``, ``"link"`` or ``"other"``.
-        size: bytes.
-        modified: seconds since the epoch.
-    """
-
-    name: str
-    kind: str
-    size: int
-    modified: float
-
-
-class Files(Protocol):
-    """Files of a sandbox; a relative remote path is relative to the home of its user.
-
-    The OSError that the sandbox met is raised here (FileNotFoundError, PermissionError, …).
-    """
-
-    def upload(self, local: str | os.PathLike[str], remote: str | None = None) -> None:
-        """Copy a local file, or a directory with all below it, to ``remote``; None: under its own name."""
-
-    def download(self, remote: str, local: str | os.PathLike[str] | None = None) -> None:
-        """Copy a remote file or directory to ``local``; None: under its own name into the current directory."""
-
-    def read(self, remote: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """The content of a file; SandboxError if it is longer than ``max_bytes``."""
-
-    def write(self, remote: str, data: bytes | str) -> None:
-        """Write a file, making the directories above it."""
-
-    def list(self, remote: str = ".") -> Sequence[FileInfo]:
-        """The entries of a directory, by name."""
-
-    def remove(self, remote: str) -> None:
-        """Remove a file, or a directory with all below it."""
+    port: int = 8000
+    payload: bytes = b""
 
 
 class Sandbox(ABC):
     """One sandbox. Thread-safe; everything but the properties may block.
 
+    An error says by ``happened`` whether what was asked for was done all the same; what never ran is asked once more.
+
     Attributes:
         id: the provider's.
         labels: by which it is found again.
         files: its files.
+        scratch: an absolute path inside, of a directory for the library's own files; need not exist.
     """
-
-    scratch: ClassVar[str]
-    """An absolute path inside, of a directory for the library's own files; need not exist."""
-
-    reachable: ClassVar[bool] = True
-    """Whether :meth:`connect` can reach a server inside; if not, requests travel through :meth:`exec`."""
 
     id: str
     labels: Mapping[str, str]
     files: Files
+    scratch: str
 
     @abstractmethod
     def exec(
@@ -158,10 +141,13 @@ class Sandbox(ABC):
     def fork(
         self, n: int, *, labels: Mapping[str, str] | None = None, network: str | None = None, timeout: float = 120.0
     ) -> Sequence[Sandbox]:
-        """``n`` live copies, or none at all. ``labels`` and ``network`` None are its own.
+        """Make ``n`` live copies, or none at all. ``labels`` and ``network`` None are its own.
 
         Raises:
-            SandboxError: it could not be forked; SandboxDiedError: it is gone.
+            SandboxCapacityError: there is room for ``fits`` only.
+            SandboxQuotaError: the account may have no more.
+            SandboxDiedError: it is gone.
+            SandboxError: it could not be forked.
         """
 
     def prepare(self) -> None:  # noqa: B027
@@ -172,7 +158,7 @@ class Sandbox(ABC):
         """
 
     def connect(self, port: int, timeout: float = 10.0) -> Dialed:
-        """A connection to a server on 127.0.0.1 inside.
+        """Connect to a server on 127.0.0.1 inside.
 
         Raises:
             ConnectionRefusedError: nobody listens there.
@@ -201,8 +187,11 @@ class Sandbox(ABC):
     def resume(self) -> None:
         """Let it go on."""
 
-    def keep(self) -> str:
+    def keep(self, lifetime_hours: float | None) -> str:
         """Leave it paused under the id returned, for another process; this object is closed.
+
+        Args:
+            lifetime_hours: after which it is deleted; None for never.
 
         Raises:
             SandboxError: the provider cannot.
@@ -218,30 +207,83 @@ class Sandbox(ABC):
         """Why it ended; None if it has not within ``timeout`` seconds."""
         return self.death
 
+    @property
+    def expires(self) -> float | None:
+        """When its provider ends it by itself, in seconds since the epoch; None for never, or where that is not known."""
+        return None
+
     def usage(self) -> Usage:
         """What it has used so far."""
         return Usage()
+
+    @property
+    def urgent(self) -> Sandbox:
+        """The same sandbox, for what must not wait until others have been answered."""
+        return self
 
     @abstractmethod
     def close(self) -> None:
         """End it at once; can be called again, never raises."""
 
+    def wait_gone(self, timeout: float) -> bool:
+        """Wait until a closed sandbox no longer counts toward any quota; False if it still does after ``timeout`` seconds."""
+        return True
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A sandbox as its provider lists it.
+
+    Attributes:
+        id: the provider's.
+        labels: by which it was found.
+        created: seconds since the epoch; nan where that is not known.
+    """
+
+    id: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    created: float = float("nan")
+
 
 class Driver(ABC):
     """Makes sandboxes of one provider."""
+
+    capabilities: Capabilities = Capabilities()
+    """What the provider can do."""
+
+    account: str = ""
+    """Whose limits it shares: drivers of one class and account keep to the most requests together."""
 
     @abstractmethod
     def create(self, shape: Shape, timeout: float) -> Sandbox:
         """Start a sandbox and wait until it can be used.
 
         Raises:
-            EngineUnavailableError: not here; SandboxError: it did not start.
+            EngineUnavailableError: not here.
+            SandboxQuotaError: the account may have no more.
+            SandboxError: it did not start; what ``happened`` says whether it may exist all the same.
         """
 
     @abstractmethod
     def connect(self, id: str) -> Sandbox:
-        """A live sandbox that continues, or is a copy of, the kept one with that id.
+        """Find a kept sandbox: a live one that continues, or is a copy of, the one with that id.
 
         Raises:
             SandboxError: there is none.
         """
+
+    def list(self, labels: Mapping[str, str]) -> Sequence[Listed]:
+        """List the sandboxes that have all of ``labels``, where the provider can.
+
+        Raises:
+            SandboxError: it cannot.
+        """
+        raise SandboxError(f"{type(self).__name__} cannot list sandboxes")
+
+    def delete(self, id: str) -> bool:
+        """Delete a sandbox by its id; whether there was one.
+
+        Raises:
+            SandboxError: the provider cannot, or it could not be deleted.
+        """
+        raise SandboxError(f"{type(self).__name__} cannot delete a sandbox by its id")

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from prized_gym import background
 from prized_gym.errors import SandboxDiedError, SandboxError
 from prized_gym.interface.failure import Failure, FailureKind
-from prized_gym.protocols import ProtocolError, RemoteError
+from prized_gym.protocols import ProtocolError, RemoteError, UnsupportedError
 from prized_gym.sandbox.channels.channel import ChannelError
+from prized_gym.sandbox.client import Client
 from prized_gym.sandbox.driver import Sandbox
 from prized_gym.wire.errors import WireError
 
@@ -45,10 +46,12 @@ def look(sandbox: Sandbox, ended: bool = False, timeout: float = _LOOK) -> Insid
     """Look into a sandbox; what cannot be found out is left empty. Blocks.
 
     Args:
+        sandbox: to look into.
+        timeout: seconds it may take.
         ended: the server is believed to have ended: give its exit code a moment to be written.
     """
     try:
-        result = sandbox.exec(
+        result = sandbox.urgent.exec(
             ["/bin/sh", "-c", _LOOK_SCRIPT, sandbox.scratch, "wait" if ended else "-"],
             timeout=timeout,
             max_output=2 * TAIL,
@@ -60,7 +63,7 @@ def look(sandbox: Sandbox, ended: bool = False, timeout: float = _LOOK) -> Insid
 
 
 def describe_code(code: int) -> str:
-    """An exit code as a shell gives it, in words: ``"exited with code 7"``, ``"was killed by SIGKILL"``."""
+    """Put an exit code as a shell gives it in words: ``"exited with code 7"``, ``"was killed by SIGKILL"``."""
     if code > 128:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(code - 128).name}"
@@ -88,8 +91,14 @@ class Watch:
             self._ended = True
 
 
+def told(error: BaseException) -> str:
+    """What an error says, and whether what was asked of a provider was done all the same."""
+    happened = error.happened if isinstance(error, SandboxError) else None
+    return str(error) if happened is None else f"{error} (it {happened})"
+
+
 async def explain(index: int, sandbox: Sandbox, error: BaseException) -> Failure:
-    """The failure of copy ``index`` that ``error`` is a sign of."""
+    """Find the failure of copy ``index`` that ``error`` is a sign of."""
     where = f"sandbox {sandbox.id}"
     if isinstance(error, RemoteError):
         return await _raised(index, where, sandbox, error)
@@ -101,6 +110,8 @@ async def explain(index: int, sandbox: Sandbox, error: BaseException) -> Failure
         lost = not isinstance(error, ChannelError) or error.kind in ("refused", "closed")
         # A connection ends a moment before the news of the sandbox's death comes.
         death = await _death(sandbox, _DEATH if isinstance(error, SandboxDiedError) else 0.25 if lost else 0.0)
+        if death is None and sandbox.expires is not None and sandbox.expires <= time.time():
+            death = "its lifetime at the provider is over"
         if death is not None:
             return Failure(index, where, "died", f"ended: {death}")
         inside = await background.in_thread(lambda: look(sandbox, ended=lost), urgent=True)
@@ -108,8 +119,10 @@ async def explain(index: int, sandbox: Sandbox, error: BaseException) -> Failure
             reason = f"lost its server, which {describe_code(inside.exit_code)}"
             return Failure(index, where, "died", reason, stderr=inside.log)
         if lost:
-            return Failure(index, where, "unreachable", f"cannot be reached: {error}", stderr=inside.log)
+            return Failure(index, where, "unreachable", f"cannot be reached: {told(error)}", stderr=inside.log)
         return Failure(index, where, kind, f"gave an answer that is not allowed: {error}", stderr=inside.log)
+    if isinstance(error, UnsupportedError):
+        return Failure(index, where, kind, f"was not asked: {error}", exception=error)
     if isinstance(error, (ProtocolError, WireError)):
         inside = await background.in_thread(lambda: look(sandbox), urgent=True)
         return Failure(index, where, kind, f"gave an answer that is not allowed: {error}", stderr=inside.log)
@@ -144,3 +157,19 @@ async def _death(sandbox: Sandbox, patience: float) -> str | None:
     if sandbox.death is not None or patience <= 0:
         return sandbox.death
     return await asyncio.shield(background.in_thread(lambda: sandbox.wait_dead(patience), urgent=True))
+
+
+async def last_words(sandbox: Sandbox, client: Client, timeout: float) -> tuple[str, str]:
+    """Find the stack in which a copy hangs, and the end of its server's log; empty where they cannot be had in time."""
+
+    async def stack() -> str:
+        try:
+            return await client.stack(timeout)
+        except Exception:
+            return ""
+
+    async def log() -> str:
+        return (await background.in_thread(lambda: look(sandbox, timeout=timeout), urgent=True)).log
+
+    text, tail = await asyncio.gather(stack(), log())
+    return text, tail

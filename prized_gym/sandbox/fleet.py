@@ -5,43 +5,53 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from prized_gym import background
-from prized_gym.batch import Array
-from prized_gym.errors import SandboxError
+from prized_gym.batch import ActionBuffer, Array, ObservationBuffer
 from prized_gym.interface import commands as ops
-from prized_gym.interface.commands import Command, Reset
+from prized_gym.interface.commands import Command, Reset, Start
 from prized_gym.interface.failure import Failure, not_forked
-from prized_gym.interface.fleet import Fleet, Usage
-from prized_gym.protocols import StepAnswer
+from prized_gym.interface.fleet import UNLIMITED, Finished, Fleet, TimeLimits, Usage
+from prized_gym.protocols import Protocol, StepAnswer
+from prized_gym.sandbox.account import Guarded
 from prized_gym.sandbox.channels.channel import ChannelError
 from prized_gym.sandbox.client import Client
-from prized_gym.sandbox.driver import Sandbox
-from prized_gym.sandbox.failures import Watch, explain, look
+from prized_gym.sandbox.failures import Watch, explain, last_words
+from prized_gym.sandbox.jobs import Job, Jobs
+from prized_gym.sandbox.making import Making, not_made
+from prized_gym.sandbox.pool import Forked
 
 if TYPE_CHECKING:
     from prized_gym.sandbox.base import SandboxBase
 
 FORK_TIMEOUT = 120.0
-_STACK_TIMEOUT = 1.5
+_LAST_WORDS = 1.5
 _ANSWERING = 30.0
+_CLOSING = 10.0
 
 
 @dataclass
 class Member:
-    """One copy."""
+    """One copy.
 
-    sandbox: Sandbox
+    Attributes:
+        sandbox: the sandbox.
+        client: of the server in it.
+        since: when it was made, in monotonic seconds.
+    """
+
+    sandbox: Guarded
     client: Client
+    since: float
 
 
 @dataclass
@@ -59,83 +69,127 @@ class Result:
     value: Any
 
 
-class Job:
-    """One thing a copy is doing."""
+@dataclass
+class Branched:
+    """The copy is a fork of copy ``source``, or ``source`` itself after it was forked."""
 
-    def __init__(self, index: int, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        self.index = index
-        self.work = work
-        self.task: asyncio.Task[None] | None = None
-        self.dropped = False
+    source: int
+
+
+Outcome: TypeAlias = Began | Result | Branched | StepAnswer | Failure
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, Outcome]]
 
 
 class SandboxFleet(Fleet):
     """Copies asked over their channels, all of a batch in flight at once in the background loop.
 
-    The loop's thread never touches the buffers: what the copies answer is stored when it is waited for.
+    The loop's thread never touches the arrays: what the copies answer is stored when it is waited for.
+
+    Args:
+        size: how many copies.
+        base: what they are forks of.
+        limits: how long they may take.
+        labels: of the copies, beside the base's.
     """
 
-    def __init__(self, size: int, base: SandboxBase) -> None:
-        super().__init__(size)
+    def __init__(
+        self, size: int, base: SandboxBase, limits: TimeLimits = UNLIMITED, labels: Mapping[str, str] | None = None
+    ) -> None:
+        self.size = size
         self._base = base
+        self._limits = limits
+        self._labels = labels
         description = base.description
-        self.allocate(description.observation_space, description.action_space)
+        self.observations = ObservationBuffer(description.observation_space, size)
+        self.rewards = np.zeros(size, dtype=np.float64)
+        self.terminations = np.zeros(size, dtype=np.bool_)
+        self.truncations = np.zeros(size, dtype=np.bool_)
+        # Only for the structure of an action.
+        self._actions = ActionBuffer(description.action_space, 0)
         self._members: dict[int, Member] = {}
-        self._begun: dict[int, Job] = {}
-        self._finished: dict[int, Any] = {}
-        self._changed = threading.Condition()
-        self._needed = 0
-        self._step_limit: float | None = None
-        self._reset_limit: float | None = None
+        self._failed: dict[int, Failure] = {}
+        self._leaving: list[Future[None]] = []
+        self._jobs: Jobs[Outcome] = Jobs()
         self._closed = False
-
-    def set_time_limits(self, step: float | None, reset: float | None) -> None:
-        # What is enforced from outside needs no shorter limit here.
-        self._step_limit = None if step is None else _beyond(step + (reset or 0.0))
-        self._reset_limit = None if reset is None else _beyond(reset)
 
     # Making copies
 
-    def fork(self, first: Mapping[int, Command], timeout: float | None = None) -> None:
-        self._base.check_alive()
-        self._retire(list(first))
-        sandboxes = self._base.fork_sandboxes(len(first), timeout or FORK_TIMEOUT)
-        jobs = []
-        for (index, command), sandbox in zip(first.items(), sandboxes, strict=True):
-            member = Member(sandbox, self._base.client(sandbox))
-            self._members[index] = member
-            jobs.append(Job(index, partial(self._first, index, member, command)))
-        self._begin(jobs)
+    def fork(self, first: Mapping[int, Command]) -> None:
+        self._base.check_open()
+        if not self._base.alive:
+            self._base.revive()
+        indices = list(first)
+        fork = partial(self._base.fork_what_fits, len(indices), FORK_TIMEOUT, self._labels)
+        making, after = self._make(indices, fork, None)
 
-    async def _first(self, index: int, member: Member, command: Command) -> Any:
+        async def begin(index: int, command: Command) -> Outcome:
+            missing = making.why_not(index, await making.forked(after))
+            return await self._first(index, command) if missing is None else missing
+
+        jobs = []
+        for index, command in first.items():
+            limit = self._limits.reset if isinstance(command, (Reset, Start)) else None
+            jobs.append(self._job(index, partial(begin, index, command), limit, making))
+        self._jobs.begin(jobs)
+
+    async def _first(self, index: int, command: Command) -> Outcome:
         """The first command of a copy, whose server may need a moment to be reached."""
+        member = self._members[index]
         client, ends = member.client, time.monotonic() + _ANSWERING
         # Not the user's own ready URL: that may play an episode.
-        if not await client.wait_ready(client.protocol.ready(), ends, Watch(member.sandbox)):
+        if not await client.wait_ready(None, ends, Watch(member.sandbox)):
             raise ChannelError("refused", "its server does not answer")
-        return await self._command(index, member, command)
+        return await self._command(member, command)
 
     def branch(self, source: int, targets: Sequence[int]) -> None:
-        self._base.check_alive()
-        targets = list(targets)
-        self._retire(targets)
+        self._base.check_open()
+        self._base.pool.check_forks()
         member = self._members.get(source)
         if member is None:
-            self.failures[source] = self._dead.get(source) or not_forked(source)
+            self._branch_nothing(source, targets)
             return
-        try:
-            sandboxes = self._base.fork_copy(member.sandbox, len(targets), FORK_TIMEOUT)
-        except SandboxError as error:
-            self.failures[source] = background.run(explain(source, member.sandbox, error))
-            return
-        # The fork has ended the connections of its source.
-        background.loop().call_soon_threadsafe(member.client.channel.close)
-        for index, sandbox in zip(targets, sandboxes, strict=True):
-            self._members[index] = Member(sandbox, self._base.client(sandbox, member.client.protocol))
-            self.observations.move(source, index)
-            self.rewards[index] = self.rewards[source]
-            self.terminations[index] = self.terminations[source]
-            self.truncations[index] = self.truncations[source]
+        fork = partial(self._base.pool.fork_copy, member.sandbox, len(targets), FORK_TIMEOUT, None, None)
+        making, after = self._make(targets, fork, member.client.protocol)
+
+        async def be_forked() -> Outcome:
+            forked = await making.forked(after)
+            # The fork has ended the connections of its source.
+            member.client.channel.close()
+            if forked.error is not None and member.sandbox.death is not None:
+                raise forked.error
+            return Branched(source)
+
+        async def be_made(index: int) -> Outcome:
+            return making.why_not(index, await making.forked(after)) or Branched(source)
+
+        jobs = [self._job(index, partial(be_made, index), None, making) for index in targets]
+        self._jobs.begin([self._job(source, be_forked, None), *jobs])
+
+    def _branch_nothing(self, source: int, targets: Sequence[int]) -> None:
+        gone = self._missing(source)
+        self._retire(targets)
+
+        async def fail(failure: Failure) -> Outcome:
+            return failure
+
+        failures = [gone, *(not_made(index, gone.error()) for index in targets)]
+        self._jobs.begin([Job(failure.copy, partial(fail, failure)) for failure in failures])
+
+    def _make(
+        self, indices: Sequence[int], fork: Callable[[], Forked], protocol: Protocol | None
+    ) -> tuple[Making, list[Future[None]]]:
+        """Replace copies: what will make the new ones, and what is to be over before, since its memory is needed."""
+
+        def take(making: Making, index: int, sandbox: Guarded) -> bool:
+            with self._jobs.lock:
+                wanted = index not in making.given_up
+                if wanted:
+                    self._members[index] = Member(sandbox, self._base.client(sandbox, protocol), time.monotonic())
+            return wanted
+
+        self._retire(indices)
+        self._leaving = [future for future in self._leaving if not future.done()]
+        return Making(self._base.pool, indices, fork, take), list(self._leaving)
 
     # One batch
 
@@ -150,129 +204,148 @@ class SandboxFleet(Fleet):
             op = batch[number]
             if op == ops.NOOP:
                 continue
-            action = None
-            if op != ops.RESET:
-                # Copies: the caller may write into its arrays before these are sent.
-                parts = [np.array(array[number])[()] for array in arrays]
-                action = self.actions.join(parts, [column[number] for column in objects])
-            jobs.append(self._job(index, op, action))
-        self._begin(jobs)
+            if op == ops.RESET:
+                jobs.append(self._command_job(index, Reset()))
+                continue
+            # Copies: the caller may write into its arrays before these are sent.
+            parts = [np.array(array[number])[()] for array in arrays]
+            action = self._actions.join(parts, [column[number] for column in objects])
+            jobs.append(self._step_job(index, action, op == ops.STEP_RESET))
+        self._jobs.begin(jobs)
 
     def command(self, commands: Mapping[int, Command]) -> None:
-        self._begin([self._job(index, ops.COMMAND, command) for index, command in commands.items()])
+        self._jobs.begin([self._command_job(index, command) for index, command in commands.items()])
 
-    def _job(self, index: int, op: int, argument: Any) -> Job:
-        member = self._members.get(index)
-        if member is None:
-            return Job(index, partial(self._missing, index))
-        if op == ops.COMMAND:
-            return Job(index, partial(self._command, index, member, argument))
-        if op == ops.RESET:
-            return Job(index, partial(self._command, index, member, Reset()))
-        return Job(index, partial(member.client.step, argument, op == ops.STEP_RESET, self._step_limit))
+    def _step_job(self, index: int, action: Any, then_reset: bool) -> Job[Outcome]:
+        limit = self._limits.step
+        if then_reset and limit is not None:
+            # One request may do both, and where the step ends cannot be seen.
+            limit += self._limits.reset or 0.0
 
-    async def _missing(self, index: int) -> Failure:
-        return self._dead.get(index) or not_forked(index)
+        async def work() -> Outcome:
+            return await self._members[index].client.step(action, then_reset, _beyond(limit))
 
-    async def _command(self, index: int, member: Member, command: Command) -> Any:
-        limit = self._reset_limit if isinstance(command, Reset) else None
-        value = await member.client.command(index, command, limit)
+        return self._job(index, work, limit)
+
+    def _command_job(self, index: int, command: Command) -> Job[Outcome]:
+        async def work() -> Outcome:
+            return await self._command(self._members[index], command)
+
+        return self._job(index, work, self._limits.reset if isinstance(command, Reset) else None)
+
+    async def _command(self, member: Member, command: Command) -> Outcome:
+        limit = self._limits.reset if isinstance(command, Reset) else None
+        value = await member.client.command(command, _beyond(limit))
         return Began(*value) if isinstance(command, Reset) else Result(value)
 
-    def _begin(self, jobs: list[Job]) -> None:
-        if not jobs:
-            return
-        with self._changed:
-            for job in jobs:
-                self._begun[job.index] = job
-        background.loop().call_soon_threadsafe(self._launch, jobs)
+    def _job(self, index: int, work: Work, limit: float | None, making: Making | None = None) -> Job[Outcome]:
+        dropped = None if making is None else partial(making.given_up.add, index)
+        return Job(index, partial(self._attempt, index, work, limit, making), dropped)
 
     # In the loop's thread
 
-    def _launch(self, jobs: list[Job]) -> None:
-        for job in jobs:
-            if not job.dropped:
-                job.task = asyncio.get_running_loop().create_task(self._run(job))
-
-    async def _run(self, job: Job) -> None:
-        member = self._members.get(job.index)
+    async def _attempt(self, index: int, work: Work, limit: float | None, making: Making | None) -> Outcome:
+        """Do what a copy is asked, within its time limit; what goes wrong is told by a failure."""
+        if making is None and index not in self._members:
+            return self._missing(index)
+        task = asyncio.get_running_loop().create_task(work())
         try:
-            outcome = await job.work()
+            await asyncio.wait({task}, timeout=limit)
+            return task.result() if task.done() else await self._overdue(index, limit or 0.0, making)
         except asyncio.CancelledError:
-            return
+            raise
         except BaseException as error:
-            try:
-                assert member is not None
-                outcome = await explain(job.index, member.sandbox, error)
-            except asyncio.CancelledError:
-                return
-            except Exception as failed:
-                outcome = Failure(job.index, self.where(job.index), "unreachable", f"cannot be looked into: {failed!r}")
-        with self._changed:
-            if self._begun.get(job.index) is job:
-                self._finished[job.index] = outcome
-                if len(self._finished) >= self._needed:
-                    self._changed.notify_all()
+            return await self._explained(index, error)
+        finally:
+            task.cancel()
+
+    async def _overdue(self, index: int, limit: float, making: Making | None) -> Failure:
+        failure = _timed_out(index, self.where(index), limit)
+        with self._jobs.lock:
+            if making is not None:
+                making.given_up.add(index)
+            member = self._members.get(index)
+        if member is not None:
+            stack, log = await last_words(member.sandbox, member.client, _LAST_WORDS)
+            failure = replace(failure, stack=stack, stderr=log)
+            self._let_go(index, member)
+        return failure
+
+    async def _explained(self, index: int, error: BaseException) -> Failure:
+        member = self._members.get(index)
+        if member is None:
+            return not_made(index, error)
+        try:
+            return await explain(index, member.sandbox, error)
+        except Exception as failed:
+            return Failure(index, self.where(index), "unreachable", f"cannot be looked into: {failed!r}")
 
     # In the caller's thread
 
-    def wait(self, count: int | None = None, timeout: float | None = None) -> list[int]:
-        with self._changed:
-            self._needed = len(self._begun) if count is None else min(count, len(self._begun))
-            self._changed.wait_for(lambda: len(self._finished) >= self._needed, timeout)
-            finished, self._finished = self._finished, {}
-            for index in finished:
-                del self._begun[index]
-        order = sorted(finished)
-        for index in order:
-            self._take(index, finished[index])
-        return order
+    def wait(self, count: int | None = None, timeout: float | None = None) -> Finished:
+        outcomes = self._jobs.wait(count, timeout)
+        finished = Finished(list(outcomes))
+        for index, outcome in outcomes.items():
+            try:
+                self._take(finished, index, outcome)
+            except (ValueError, TypeError, KeyError, IndexError) as error:
+                reason = f"gave an answer that does not fit its spaces: {error}"
+                finished.failures[index] = Failure(index, self.where(index), "raised", reason)
+        return finished
 
-    def _take(self, index: int, outcome: Any) -> None:
+    def _take(self, finished: Finished, index: int, outcome: Outcome) -> None:
         if isinstance(outcome, Failure):
-            self.failures[index] = outcome
-            if outcome.kind in ("died", "unreachable", "timeout"):
+            finished.failures[index] = outcome
+            if outcome.kind != "raised" and outcome.kind != "exited":
                 self._bury(index, outcome)
         elif isinstance(outcome, Result):
             if outcome.value is not None:
-                self.results[index] = outcome.value
+                finished.results[index] = outcome.value
+        elif isinstance(outcome, Branched):
+            if outcome.source != index:
+                self._take_branch(index, outcome.source)
+        elif isinstance(outcome, Began):
+            self._observe(index, outcome.obs)
+            self._flag(index, 0.0, False, False)
+            if outcome.info:
+                finished.infos[index] = outcome.info
         else:
-            try:
-                if isinstance(outcome, Began):
-                    self._take_reset(index, outcome)
-                else:
-                    self._take_step(index, outcome)
-            except (ValueError, TypeError, KeyError, IndexError) as error:
-                reason = f"gave an answer that does not fit its spaces: {error}"
-                self.failures[index] = Failure(index, self.where(index), "raised", reason)
+            self._take_step(finished, index, outcome)
 
-    def _take_reset(self, index: int, began: Began) -> None:
-        self._observe(index, began.obs)
-        self.rewards[index] = 0.0
-        self.terminations[index] = False
-        self.truncations[index] = False
-        if began.info:
-            self.infos[index] = began.info
-
-    def _take_step(self, index: int, answer: StepAnswer) -> None:
+    def _take_step(self, finished: Finished, index: int, answer: StepAnswer) -> None:
         observation, info = answer.obs, answer.info
         if answer.reset is not None:
-            self.finals[index] = (observation, info)
             observation, info = answer.reset
         self._observe(index, observation)
-        self.rewards[index] = answer.reward
-        self.terminations[index] = answer.terminated
-        self.truncations[index] = answer.truncated
+        if answer.reset is not None:
+            finished.finals[index] = (answer.obs, answer.info)
+        self._flag(index, answer.reward, answer.terminated, answer.truncated)
         if info:
-            self.infos[index] = info
+            finished.infos[index] = info
+
+    def _take_branch(self, index: int, source: int) -> None:
+        self.observations.move(source, index)
+        self._flag(index, self.rewards[source], bool(self.terminations[source]), bool(self.truncations[source]))
 
     def _observe(self, index: int, observation: Any) -> None:
         self.observations.store_objects(index, self.observations.write(index, observation))
 
+    def _flag(self, index: int, reward: float, terminated: bool, truncated: bool) -> None:
+        self.rewards[index] = reward
+        self.terminations[index] = terminated
+        self.truncations[index] = truncated
+
     @property
     def busy(self) -> list[int]:
-        with self._changed:
-            return sorted(self._begun)
+        return self._jobs.busy
+
+    def fds(self) -> list[int]:
+        return self._jobs.fds()
+
+    @property
+    def next_deadline(self) -> float | None:
+        # The loop sees to the limits: what has failed is shown by the descriptor.
+        return None
 
     # Failure and end
 
@@ -282,63 +355,58 @@ class SandboxFleet(Fleet):
 
     def where(self, index: int) -> str:
         member = self._members.get(index)
-        if member is None:
-            return self._dead[index].where if index in self._dead else "not forked"
-        return f"sandbox {member.sandbox.id}"
+        return self._missing(index).where if member is None else f"sandbox {member.sandbox.id}"
+
+    def _missing(self, index: int) -> Failure:
+        return self._failed.get(index) or not_forked(index)
 
     def usage(self, index: int) -> Usage:
         member = self._members.get(index)
-        return Usage() if member is None else member.sandbox.usage()
+        if member is None:
+            return Usage()
+        return replace(member.sandbox.usage(), seconds=time.monotonic() - member.since)
 
     def end(self, index: int, timed_out: float | None = None) -> Failure:
-        self._drop([index])
+        self._jobs.drop([index])
         member = self._members.get(index)
         if member is None:
-            return self._dead.get(index) or not_forked(index)
+            return self._missing(index)
         failure = Failure(index, self.where(index), "died", "was ended")
         if timed_out is not None:
-            reason = f"did not answer within {timed_out:g} s and was ended"
-            failure = replace(failure, kind="timeout", reason=reason)
+            failure = _timed_out(index, self.where(index), timed_out)
             with contextlib.suppress(Exception):
-                stack, log = background.run(_last_words(member), 2 * _STACK_TIMEOUT)
+                words = last_words(member.sandbox, member.client, _LAST_WORDS)
+                stack, log = background.run(words, 2 * _LAST_WORDS)
                 failure = replace(failure, stack=stack, stderr=log)
         self._bury(index, failure)
         return failure
 
     def _bury(self, index: int, failure: Failure) -> None:
-        """Remember why a copy is no more, and end what is left of it."""
-        self._dead[index] = failure
-        self._close_members([index])
+        """Remember why a copy is no more, and begin to end what is left of it."""
+        self._failed[index] = failure
+        member = self._members.get(index)
+        if member is not None:
+            self._let_go(index, member)
 
-    def _drop(self, indices: Sequence[int]) -> None:
-        """Forget what copies are doing."""
-        with self._changed:
-            jobs = [self._begun.pop(index) for index in indices if index in self._begun]
-            for index in indices:
-                self._finished.pop(index, None)
-        for job in jobs:
-            job.dropped = True
-        if jobs:
-            background.loop().call_soon_threadsafe(_cancel, jobs)
+    def _let_go(self, index: int, member: Member) -> None:
+        with self._jobs.lock:
+            if self._members.get(index) is not member:
+                return
+            del self._members[index]
+            self._leaving.append(self._base.pool.submit_ending(member.sandbox))
+        background.loop().call_soon_threadsafe(member.client.channel.close)
 
-    def _retire(self, indices: list[int]) -> None:
-        """Make room for other copies."""
-        self._drop(indices)
-        self._close_members(indices)
+    def _retire(self, indices: Sequence[int]) -> None:
+        """Begin to make room for other copies."""
+        self._jobs.drop(indices)
         for index in indices:
-            self._dead.pop(index, None)
-            self.failures.pop(index, None)
+            self._failed.pop(index, None)
+            member = self._members.get(index)
+            if member is not None:
+                self._let_go(index, member)
 
-    def _close_members(self, indices: Sequence[int], timeout: float = 10.0) -> None:
-        """End sandboxes, all at once, and wait until they are gone: their memory is needed for those that follow."""
-        members = [self._members.pop(index) for index in indices if index in self._members]
-        if not members:
-            return
-        for member in members:
-            background.loop().call_soon_threadsafe(member.client.channel.close)
-        wait_for_futures(
-            [background.submit(partial(self._base.forget, each.sandbox), urgent=True) for each in members], timeout
-        )
+    def release(self, indices: Sequence[int]) -> None:
+        self._retire(indices)
 
     def close(self, timeout: float | None = None) -> None:
         if self._closed:
@@ -346,31 +414,15 @@ class SandboxFleet(Fleet):
         self._closed = True
         if sys.is_finalizing():
             return
-        self._drop(list(range(self.size)))
-        self._close_members(list(self._members))
+        self._jobs.close()
+        self._retire(list(self._members))
+        wait_for_futures(self._leaving, _CLOSING)
 
 
-def _beyond(limit: float) -> float:
-    return 2.0 * limit + 10.0
+def _timed_out(index: int, where: str, limit: float) -> Failure:
+    return Failure(index, where, "timeout", f"did not answer within {limit:g} s and was ended")
 
 
-def _cancel(jobs: list[Job]) -> None:
-    for job in jobs:
-        if job.task is not None:
-            job.task.cancel()
-
-
-async def _last_words(member: Member) -> tuple[str, str]:
-    """The stack in which a copy hangs, and the end of its server's log."""
-
-    async def stack() -> str:
-        try:
-            return await member.client.stack(_STACK_TIMEOUT)
-        except Exception:
-            return ""
-
-    async def log() -> str:
-        return (await background.in_thread(lambda: look(member.sandbox, timeout=_STACK_TIMEOUT), urgent=True)).log
-
-    text, tail = await asyncio.gather(stack(), log())
-    return text, tail
+def _beyond(limit: float | None) -> float | None:
+    """What is enforced by the fleet needs no shorter limit in a channel."""
+    return None if limit is None else 2.0 * limit + 10.0

@@ -16,7 +16,8 @@ from typing import TypeVar
 from prized_gym import background
 from prized_gym.errors import RemoteTraceback, SandboxError, SetupError, SetupTimeoutError
 from prized_gym.progress import waiting
-from prized_gym.protocols import GymProtocol, ProtocolError, RemoteError, Response
+from prized_gym.protocols import GymProtocol, ProtocolError, RemoteError, Response, drive
+from prized_gym.sandbox import bundle
 from prized_gym.sandbox.channels.exec import LANES
 from prized_gym.sandbox.client import Client
 from prized_gym.sandbox.driver import Sandbox
@@ -88,6 +89,9 @@ class Setup:
                 raise SetupError(f"{local!r} could not be uploaded to {remote!r}: {error}") from error
         for command in plan.setup:
             self._run(sandbox, command)
+        if plan.bare and plan.payload is not None:
+            # After the commands, which may have installed some of it.
+            self.wait_for("bringing what the server needs", lambda: bundle.bring(sandbox, plan.payload or b""))
 
     def _run(self, sandbox: Sandbox, command: str) -> None:
         output = Output()
@@ -116,13 +120,11 @@ class Setup:
             sandbox.exec(start_command(plan, sandbox.scratch), background=True, timeout=60.0)
             if plan.channel == "exec":
                 self._start_exec_proxy(sandbox, plan)
-            protocol = client.protocol
-            ready = plan.ready if plan.ready is not None else protocol.ready()
             watch = Watch(sandbox)
             try:
                 done = self.wait_for(
                     "waiting for the server to be ready",
-                    lambda: background.run(client.wait_ready(ready, self._ends, watch)),
+                    lambda: background.run(client.wait_ready(plan.ready, self._ends, watch)),
                 )
             except SetupTimeoutError:
                 done = False
@@ -165,7 +167,7 @@ def _raise_original(sandbox: Sandbox) -> None:
     """Raise what the environment's factory or ``warm_up`` raised, if the server has left word of it and it is known here."""
     try:
         body = sandbox.files.read(f"{sandbox.scratch}/failure", max_bytes=1 << 20)
-        GymProtocol().read_start(Response(500, {}, body))
+        drive(GymProtocol().describe(), lambda request: Response(500, {}, body))
     except RemoteError as error:
         original = error.original()
         if original is not error:
@@ -183,6 +185,7 @@ class Output:
         self._kept = 0
 
     def take(self, name: str, data: bytes) -> None:
+        """Pass on bytes of ``"stdout"`` or ``"stderr"``."""
         text = self._decoders[name].decode(data)
         self._tail.append(text)
         self._kept += len(text)
@@ -191,6 +194,7 @@ class Output:
         _show(name, text)
 
     def end_of_it(self) -> str:
+        """The end of what was printed, for a message; empty if nothing was."""
         return _log("".join(self._tail), "output")
 
 

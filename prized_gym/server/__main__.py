@@ -1,4 +1,4 @@
-"""`python -m prized_gym.server`: build an environment, serve it, end on SIGTERM, Ctrl-C or POST /close."""
+"""``python -m prized_gym.server``: build an environment, serve it, end on SIGTERM, Ctrl-C or POST /close."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from typing import Any
 from prized_gym.recipe import Recipe, build, resolve
 from prized_gym.server.host import Host, error_answer
 from prized_gym.server.http import Answer, Listener, plain_error
-from prized_gym.server.payload import library_version, read_payload
+from prized_gym.server.payload import read_payload
+from prized_gym.version import __version__
 from prized_gym.wire.codec import Limits
 
 
 class _Ended(BaseException):
-    """Raised in the main thread by a signal; no `except Exception` of an environment swallows it."""
+    """Raised in the main thread by a signal; no ``except Exception`` of an environment swallows it."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -44,7 +45,7 @@ class Status:
             since = self.busy_since
             health = {
                 "ready": self.ready,
-                "version": library_version(),
+                "version": __version__,
                 "env": self.env,
                 "pid": os.getpid(),
                 "busy_seconds": 0.0 if since is None else round(time.monotonic() - since, 3),
@@ -99,10 +100,10 @@ def _recipe_of(source: Any) -> Recipe:
 
 
 def resolve_function(name: str) -> Any:
-    """The callable that `module:function` names.
+    """The callable that ``module:function`` names.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: there is none.
     """
     import importlib
 
@@ -167,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         traceback.print_exc()
         if args.failure:
-            Path(args.failure).write_bytes(error_answer(500, error).body)
+            Path(args.failure).write_bytes(bytes(error_answer(500, error).body))
         return 1
     return 0
 

@@ -1,9 +1,9 @@
 """The client that lives in a sandbox whose server cannot be reached from outside: commands hand it requests.
 
 One file of plain standard-library Python, uploaded and started in the base, so that it is in every copy. It makes the
-command, a program that starts fast: `call IN OUT ANSWER REQUEST` writes a request into a pipe, waits for its number in
-another, and prints the file that has the answer. A request is `NUMBER PAYLOAD`, its answer `NUMBER PAYLOAD`; a number has
-eight characters, a payload is base64 of a JSON head, a newline and the body, or `@FILE` where it is too long for an
+command, a program that starts fast: ``call IN OUT ANSWER REQUEST`` writes a request into a pipe, waits for its number in
+another, and prints the file that has the answer. A request is ``NUMBER PAYLOAD``, its answer ``NUMBER PAYLOAD``; a number has
+eight characters, a payload is base64 of a JSON head, a newline and the body, or ``@FILE`` where it is too long for an
 argument or an output. There are several lanes, each with two pipes, so that a server that hangs can still be asked where.
 
     python3 exec_proxy.py DIRECTORY PORT LANES
@@ -30,7 +30,7 @@ SHELL = """#!/bin/sh
 printf %s "$4" >"$1" && while read -r number; do [ "$number" = "${4%% *}" ] && . "$3"; done <"$2"
 exit 1
 """
-"""The command where `program` gives none.
+"""The command where ``program`` gives none.
 
 From a pipe a shell reads byte by byte, and in a sandbox a system call for each is dear. So only a number comes that way,
 and the answer is a file of instructions that print it, which a shell reads in blocks.

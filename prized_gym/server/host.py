@@ -12,7 +12,7 @@ import gymnasium as gym
 from prized_gym.calls import perform
 from prized_gym.recipe import Built, Recipe
 from prized_gym.server.http import Answer
-from prized_gym.wire.codec import Encoded, Limits, decode, encode, encode_info
+from prized_gym.wire.codec import Encoded, Limits, decode, encode_info, encode_parts
 from prized_gym.wire.errors import WireError
 from prized_gym.wire.spaces import space_to_data
 
@@ -29,10 +29,10 @@ class Host:
     """The environments of one base, and the one that this copy of it is.
 
     Args:
-        recipe: What they were built from.
-        built: They themselves.
-        seconds: How long building took.
-        limits: The bounds of requests and answers.
+        recipe: what they were built from.
+        built: they themselves.
+        seconds: how long building took.
+        limits: the bounds of requests and answers.
     """
 
     def __init__(self, recipe: Recipe, built: Built, seconds: float, limits: Limits) -> None:
@@ -56,12 +56,12 @@ class Host:
         }
 
     def answer(self, method: str, path: str, content_type: str, body: bytes) -> Answer:
-        """The answer to one request; never raises an `Exception`, nor the environment's `SystemExit`."""
+        """The answer to one request; never raises an ``Exception``, nor the environment's ``SystemExit``."""
         try:
             if path == "/spaces":
                 if method != "GET":
                     return error_answer(405, BadRequest("GET /spaces"))
-                return Answer(200, encode(self.describe(), limits=self.limits, what="answer"))
+                return Answer(200, encode_parts(self.describe(), limits=self.limits, what="answer"))
             if path not in self.posts:
                 paths = ", ".join(["/health", "/stack", "/spaces", *self.posts])
                 return error_answer(404, BadRequest(f"there is no {path[:100]!r} here, but {paths}"))
@@ -76,7 +76,7 @@ class Host:
                 raise BadRequest(f"the body cannot be read: {error}") from error
             if not isinstance(fields, dict):
                 raise BadRequest(f"the body is {type(fields).__name__}, not a map")
-            return Answer(200, encode(self.posts[path](fields), limits=self.limits, what="answer"))
+            return Answer(200, encode_parts(self.posts[path](fields), limits=self.limits, what="answer"))
         except BadRequest as error:
             return error_answer(400, error)
         except (Exception, SystemExit) as error:
@@ -85,6 +85,7 @@ class Host:
     # What GET gives
 
     def describe(self) -> dict[str, Any]:
+        """The answer to ``GET /spaces``."""
         env = self.env
         spec = getattr(env, "spec", None)
         return {
@@ -99,28 +100,28 @@ class Host:
     # What POST does
 
     def start(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Give a new fork what comes before anything else."""
         self.begin(_take(fields, "fresh", dict, required=True))
         return {}
 
     def reset_base(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Reset every environment once, for the copies to start from."""
         seed = _take(fields, "seed", int)
         if self.moved:
             raise BadRequest("a base is never stepped, and this environment has been")
         if not self.initial:
             # Encoded at once, which is what each copy then sends.
-            self.initial = [self.observed(*env.reset(seed=seed)) for env in self.built.envs]
+            self.initial = [_owned(self.observed(*env.reset(seed=seed))) for env in self.built.envs]
         return {}
 
     def reset(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Begin an episode."""
         seed = _take(fields, "seed", int)
         options = _take(fields, "options", dict)
         fresh = _take(fields, "fresh", dict)
-        reseed_with = _take(fields, "reseed", int)
         from_base = _take(fields, "base", bool)
         if fresh is not None:
             self.begin(fresh)
-        elif reseed_with is not None:
-            self.reseed({"seed": reseed_with})
         if not from_base:
             return self.began(seed, options)
         if not self.initial:
@@ -130,33 +131,33 @@ class Host:
         return self.initial[self.which]
 
     def step(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Take steps, up to the end of the episode."""
         if ("action" in fields) == ("actions" in fields):
             raise BadRequest("a step takes either 'action' or 'actions'")
         actions = _take(fields, "actions", list, required=True) if "actions" in fields else [fields["action"]]
-        then_reset = fields.get("then_reset")
-        if not (then_reset is None or isinstance(then_reset, (bool, dict))):
-            raise BadRequest("then_reset is true or a map with seed and options")
+        then_reset = _take(fields, "then_reset", bool)
         if not actions:
             raise BadRequest("there are no actions")
         self.moved = True
-        steps: list[Encoded] = []
+        steps: list[dict[str, Any]] = []
         over = False
         for action in actions:
+            # The next step or the reset may overwrite a buffer that the environment reuses.
+            steps[-1:] = [_owned(step) for step in steps[-1:]]
             observation, reward, terminated, truncated, info = self.env.step(action)
             over = bool(terminated) or bool(truncated)
-            # Encoded at once: the next step or the reset may overwrite a buffer that the environment reuses.
             step = self.observed(observation, info)
             step |= {"reward": float(reward), "terminated": bool(terminated), "truncated": bool(truncated)}
-            steps.append(encode(step, limits=self.limits, what="step"))
+            steps.append(step)
             if over:
                 break
-        first = None
-        if over and then_reset is not None and then_reset is not False:
-            how = then_reset if isinstance(then_reset, dict) else {}
-            first = self.began(_take(how, "seed", int), _take(how, "options", dict))
-        return {"steps": steps, "reset": first}
+        if not (over and then_reset):
+            return {"steps": steps, "reset": None}
+        steps[-1] = _owned(steps[-1])
+        return {"steps": steps, "reset": self.began(None, None)}
 
     def call(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Call a method, or read an attribute."""
         name = _take(fields, "name", str, required=True)
         args = fields.get("args")
         kwargs = _take(fields, "kwargs", dict) or {}
@@ -165,23 +166,27 @@ class Host:
         result = perform(self.env, name, args or (), kwargs)
         if isinstance(result, gym.Space):
             return {"space": space_to_data(result, name)}
-        return {"result": encode(result, limits=self.info_limits, what=f"the result of {name!r}")}
+        return {"result": encode_parts(result, limits=self.info_limits, what=f"the result of {name!r}")}
 
     def set_attr(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Set attributes."""
         for name, value in _take(fields, "values", dict, required=True).items():
             self.env.set_wrapper_attr(name, value)
         return {}
 
     def reseed(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Seed every generator."""
         from prized_gym.seeding import reseed
 
         reseed(self.env, _seed(fields))
         return {}
 
     def render(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return {"frame": encode(self.env.render(), limits=self.info_limits, what="the rendered frame")}
+        """Render a frame."""
+        return {"frame": encode_parts(self.env.render(), limits=self.info_limits, what="the rendered frame")}
 
     def close(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Close the environments; the server ends."""
         if not self.closed:
             self.closed = True
             for env in self.built.envs:
@@ -191,6 +196,7 @@ class Host:
     # Shared
 
     def begin(self, fresh: dict[str, Any]) -> None:
+        """Make this the environment of a new fork."""
         seed, copy = _seed(fresh), _take(fresh, "copy", int) or 0
         attributes = _take(fresh, "attributes", dict) or {}
         try:
@@ -204,17 +210,25 @@ class Host:
         self.set_attr({"values": attributes})
 
     def began(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
+        """Reset this copy's environment."""
         self.moved = True
         return self.observed(*self.env.reset(seed=seed, options=options))
 
     def observed(self, observation: Any, info: Any) -> dict[str, Any]:
+        """Encode what a step or a reset gave; its large arrays are sent from where they lie."""
         return {
-            "obs": encode(observation, limits=self.info_limits, what="observation"),
+            "obs": encode_parts(observation, limits=self.info_limits, what="observation"),
             "info": self.info(info, "info"),
         }
 
     def info(self, info: Any, what: str) -> Encoded:
-        return encode_info(info, limits=self.info_limits, what=what)
+        """Encode an info, what cannot be sent replaced by words."""
+        return encode_parts(info, limits=self.info_limits, what=what, lossy=True)
+
+
+def _owned(observed: dict[str, Any]) -> dict[str, Any]:
+    """What was observed, whatever the environment does with its arrays from here on."""
+    return {name: value.owned() if isinstance(value, Encoded) else value for name, value in observed.items()}
 
 
 def _take(fields: dict[str, Any], name: str, kind: type[Any], *, required: bool = False) -> Any:
@@ -240,7 +254,7 @@ def _spec_fields(spec: Any) -> dict[str, Any]:
 
 
 def error_answer(status: int, error: BaseException) -> Answer:
-    """`error` as an answer: its type, message, plain arguments and traceback."""
+    """``error`` as an answer: its type, message, plain arguments and traceback."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:

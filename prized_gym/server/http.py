@@ -1,11 +1,12 @@
 """The sockets of the env server: HTTP/1.1 with keep-alive, read by one thread and answered by another.
 
-A thread of its own accepts, reads and parses. What `quick` knows is answered right there; everything else goes to a
+A thread of its own accepts, reads and parses. What ``quick`` knows is answered right there; everything else goes to a
 queue that the main thread works off, which writes the answer to the socket itself: one hand-over per request.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import queue
 import selectors
@@ -13,8 +14,12 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import h11
+
+from prized_gym.wire.codec import Encoded
 
 __all__ = ["Answer", "Job", "Listener"]
 
@@ -29,6 +34,7 @@ _REASONS = {
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
+    501: "Not Implemented",
     503: "Service Unavailable",
 }
 _MAX_HEAD = 64 << 10
@@ -36,13 +42,15 @@ _MAX_CONNECTIONS = 256
 _MAX_WAITING = 8
 _SEND_SECONDS = 60.0
 _LINGER_SECONDS = 10.0
+_JOINED = 1 << 16  # bytes up to which an answer is put together: cheaper than pieces of its own
+_PIECES = 512  # a system call takes 1024
 
 
 class Answer(NamedTuple):
     """What a request is answered with."""
 
     status: int
-    body: bytes
+    body: bytes | Encoded
     content_type: str = "application/msgpack"
 
 
@@ -61,6 +69,55 @@ def plain_error(status: int, message: str) -> Answer:
     return Answer(status, json.dumps({"error": message}).encode(), "application/json")
 
 
+class _Refused(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Head(NamedTuple):
+    """What the head of a request says."""
+
+    method: str
+    path: str
+    content_type: str
+    size: int
+    last: bool  # the client wants the connection closed afterwards
+    expects: bool  # the client waits for a word before it sends the body
+
+
+@functools.lru_cache(maxsize=64)
+def _head(data: bytes) -> _Head:
+    """The head in ``data``, which ends with its empty line. One client's steps have the same again and again.
+
+    h11 is given no body: it would take up the next request only once the answer has gone through it, and another thread
+    sends that.
+
+    Raises:
+        _Refused: it is none.
+    """
+    parser = h11.Connection(h11.SERVER, max_incomplete_event_size=len(data))
+    try:
+        parser.receive_data(data)
+        head = parser.next_event()
+    except h11.RemoteProtocolError as error:
+        raise _Refused(error.error_status_hint, f"this is no HTTP/1.1 request: {error}") from None
+    if not isinstance(head, h11.Request) or parser.trailing_data[0] or head.http_version not in (b"1.0", b"1.1"):
+        raise _Refused(400, "this is no HTTP/1.1 request")
+    headers = {name: value.decode("latin-1") for name, value in head.headers}
+    if b"transfer-encoding" in headers:
+        raise _Refused(411, "send a Content-Length: chunked bodies are not read")
+    wish = headers.get(b"connection", "").lower()
+    return _Head(
+        head.method.decode("ascii"),
+        head.target.decode("latin-1").partition("?")[0],
+        headers.get(b"content-type", "").partition(";")[0].strip().lower(),
+        int(headers.get(b"content-length", "0")),
+        "close" in wish or (head.http_version == b"1.0" and "keep-alive" not in wish),
+        parser.they_are_waiting_for_100_continue,
+    )
+
+
 class _Connection:
     """One client. Only the listener's thread reads, and only it closes a socket that it still watches."""
 
@@ -74,19 +131,34 @@ class _Connection:
         self.continued = False
 
     def send(self, answer: Answer, last: bool) -> None:
+        body = answer.body
+        pieces: Sequence[bytes | memoryview] = body.parts if isinstance(body, Encoded) else (body,)
+        size = body.size if isinstance(body, Encoded) else len(body)
         head = (
             f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Unknown')}\r\n"
-            f"Content-Type: {answer.content_type}\r\nContent-Length: {len(answer.body)}\r\n"
+            f"Content-Type: {answer.content_type}\r\nContent-Length: {size}\r\n"
             f"Connection: {'close' if last else 'keep-alive'}\r\n\r\n"
         ).encode("ascii")
-        if len(answer.body) < 1 << 16:
-            self.sock.sendall(head + answer.body)
+        if size < _JOINED:
+            self.sock.sendall(b"".join((head, *pieces)))
         else:
-            self.sock.sendall(head)
-            self.sock.sendall(answer.body)
+            self.send_pieces([memoryview(piece) for piece in (head, *pieces) if len(piece)])
+
+    def send_pieces(self, pieces: list[memoryview]) -> None:
+        ends = time.monotonic() + _SEND_SECONDS
+        first = 0
+        while first < len(pieces):
+            if time.monotonic() > ends:
+                raise TimeoutError("the client does not read")
+            sent = self.sock.sendmsg(pieces[first : first + _PIECES])
+            while first < len(pieces) and sent >= len(pieces[first]):
+                sent -= len(pieces[first])
+                first += 1
+            if sent:
+                pieces[first] = pieces[first][sent:]
 
     def reply(self, answer: Answer, last: bool) -> None:
-        """Answers from the main thread."""
+        """Answer from the main thread."""
         try:
             self.send(answer, last)
         except OSError:  # the client has gone away, or has not read for a minute
@@ -107,22 +179,16 @@ class _Connection:
             pass
 
 
-class _Refused(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class Listener(threading.Thread):
-    """Listens at `address` and puts each request into `jobs`.
+    """Listens at an address and puts each request into ``jobs``.
 
     Args:
-        address: Host and port; port 0 takes a free one.
-        quick: Asked on this thread with a method and a path; None sends the request to `jobs`.
-        max_body: The most bytes a request's body may have.
+        address: host and port; port 0 takes a free one.
+        quick: asked on this thread with a method and a path; None sends the request to ``jobs``.
+        max_body: the most bytes a request's body may have.
 
     Raises:
-        OSError: If the address cannot be listened at.
+        OSError: the address cannot be listened at.
     """
 
     def __init__(self, address: tuple[str, int], quick: Callable[[str, str], Answer | None], max_body: int) -> None:
@@ -139,6 +205,7 @@ class Listener(threading.Thread):
         self.discarding: set[_Connection] = set()
 
     def run(self) -> None:
+        """Serve until the process ends."""
         while True:
             for key, _ in self.selector.select(1.0 if self.discarding else None):
                 if key.data is None:
@@ -149,6 +216,7 @@ class Listener(threading.Thread):
                 self.drop(connection)
 
     def accept(self) -> None:
+        """Take a new connection."""
         try:
             sock, _ = self.server.accept()
         except OSError:  # it has gone again
@@ -163,6 +231,7 @@ class Listener(threading.Thread):
         self.selector.register(sock, selectors.EVENT_READ, connection)
 
     def readable(self, connection: _Connection) -> None:
+        """Read what a client has sent."""
         try:
             data = connection.sock.recv(1 << 18)
         except OSError:
@@ -183,6 +252,7 @@ class Listener(threading.Thread):
                 self.drop(connection)
 
     def drop(self, connection: _Connection) -> None:
+        """Stop watching a connection, and close it unless an answer is owed."""
         self.selector.unregister(connection.sock)
         self.connections.discard(connection)
         self.discarding.discard(connection)
@@ -192,7 +262,7 @@ class Listener(threading.Thread):
                 connection.sock.close()
 
     def refuse(self, connection: _Connection, answer: Answer) -> None:
-        """Answers, and reads on for a while: closing on a client that still sends would cost it the answer."""
+        """Answer, and read on for a while: closing on a client that still sends would cost it the answer."""
         connection.buffer.clear()
         with connection.lock:
             owed = connection.waiting
@@ -209,67 +279,39 @@ class Listener(threading.Thread):
         self.discarding.add(connection)
 
     def request(self, connection: _Connection) -> bool:
-        """Takes one request off the buffer; False if it has not come whole."""
+        """Take one request off the buffer; False if it has not come whole."""
         buffer = connection.buffer
-        end = buffer.find(b"\r\n\r\n", 0, _MAX_HEAD + 4)
-        if end < 0:
+        start = buffer.find(b"\r\n\r\n", 0, _MAX_HEAD + 4) + 4
+        if start < 4:
             if len(buffer) > _MAX_HEAD:
                 raise _Refused(431, f"the head of a request may have {_MAX_HEAD} bytes")
             return False
-        method, target, headers, last = _head(bytes(buffer[:end]))
-        size = self.body_size(headers)
-        start = end + 4
-        if len(buffer) < start + size:
-            if headers.get("expect", "").lower() == "100-continue" and not connection.continued:
+        head = _head(bytes(buffer[:start]))
+        if head.size > self.max_body:
+            raise _Refused(413, f"a body of {head.size} bytes is over the limit of {self.max_body}")
+        end = start + head.size
+        if len(buffer) < end:
+            if head.expects and not connection.continued:
                 connection.continued = True
                 connection.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             return False
-        body = bytes(memoryview(buffer)[start : start + size])
-        del buffer[: start + size]
+        body = bytes(memoryview(buffer)[start:end])
+        del buffer[:end]
         connection.continued = False
-        path = target.partition("?")[0]
         with connection.lock:
             waiting = connection.waiting
         if waiting >= _MAX_WAITING:
             raise _Refused(429, f"at most {_MAX_WAITING} requests may wait on one connection")
-        answer = None if waiting else self.quick(method, path)
+        answer = None if waiting else self.quick(head.method, head.path)
         if answer is not None:
-            if last:
+            if head.last:
                 self.refuse(connection, answer)
                 return False
             connection.send(answer, last=False)
             return True
         with connection.lock:
             connection.waiting += 1
-        content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        self.jobs.put(Job(method, path, content_type, body, lambda answer: connection.reply(answer, last)))
-        return not last
-
-    def body_size(self, headers: dict[str, str]) -> int:
-        if "transfer-encoding" in headers:
-            raise _Refused(411, "send a Content-Length: chunked bodies are not read")
-        text = headers.get("content-length", "0")
-        if not (text.isascii() and text.isdigit() and len(text) < 20):
-            raise _Refused(400, "the Content-Length is no number")
-        if int(text) > self.max_body:
-            raise _Refused(413, f"a body of {text} bytes is over the limit of {self.max_body}")
-        return int(text)
-
-
-def _head(head: bytes) -> tuple[str, str, dict[str, str], bool]:
-    """Method, target, headers by lower-case name, and whether the client wants the connection closed afterwards."""
-    lines = head.decode("latin-1").split("\r\n")
-    words = lines[0].split(" ")
-    if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or not words[0].isalpha():
-        raise _Refused(400, "this is no HTTP/1.1 request")
-    headers: dict[str, str] = {}
-    for line in lines[1:]:
-        name, colon, value = line.partition(":")
-        if not colon or not name or name != name.strip():
-            raise _Refused(400, "a header of the request is malformed")
-        name, value = name.lower(), value.strip()
-        if headers.setdefault(name, value) != value and name == "content-length":
-            raise _Refused(400, "the request has two lengths")
-    wish = headers.get("connection", "").lower()
-    last = "close" in wish or (words[2] == "HTTP/1.0" and "keep-alive" not in wish)
-    return words[0], words[1], headers, last
+        self.jobs.put(
+            Job(head.method, head.path, head.content_type, body, lambda answer: connection.reply(answer, head.last))
+        )
+        return not head.last

@@ -14,20 +14,16 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["PayloadError", "library_version", "read_payload", "write_payload"]
+from prized_gym.errors import PrizedGymError
+from prized_gym.version import __version__
+
+__all__ = ["PayloadError", "read_payload", "write_payload"]
 
 _MAGIC = b"prized_gym payload 1\n"
 
 
-class PayloadError(RuntimeError):
+class PayloadError(PrizedGymError, RuntimeError):
     """A payload is not one, is cut short, or was written by another version of Python."""
-
-
-def library_version() -> str:
-    """The version of this library, as its package names it."""
-    import prized_gym
-
-    return str(getattr(prized_gym, "__version__", "unknown"))
 
 
 def _python_version() -> str:
@@ -35,22 +31,22 @@ def _python_version() -> str:
 
 
 def write_payload(path: str | Path | None, recipe: Any) -> bytes:
-    """`recipe` as a payload.
+    """``recipe`` as a payload.
 
     Args:
-        path: Where to write it, or None to only return it.
-        recipe: A `prized_gym.recipe.Recipe`, or what one is made from: a callable that builds an environment, an
-            `EnvSpec`, or an env id. If it has a method `dumps`, that pickles it.
+        path: where to write it, or None to only return it.
+        recipe: a ``prized_gym.recipe.Recipe``, or what one is made from: a callable that builds an environment, an
+            ``EnvSpec``, or an env id. If it has a method ``dumps``, that pickles it.
 
     Returns:
         The payload's bytes.
 
     Raises:
-        Exception: Whatever pickling the recipe raises.
+        Exception: whatever pickling the recipe raises.
     """
     dumps = getattr(recipe, "dumps", None)
     pickled: bytes = dumps() if callable(dumps) else cloudpickle.dumps(recipe)
-    head = {"python": _python_version(), "library": library_version(), "size": len(pickled)}
+    head = {"python": _python_version(), "library": __version__, "size": len(pickled)}
     payload = _MAGIC + json.dumps(head).encode() + b"\n" + pickled
     if path is not None:
         Path(path).write_bytes(payload)
@@ -58,12 +54,12 @@ def write_payload(path: str | Path | None, recipe: Any) -> bytes:
 
 
 def read_payload(source: str | Path | bytes) -> Any:
-    """What was given to `write_payload`, from the payload or the file that holds it.
+    """What was given to ``write_payload``, from the payload or the file that holds it.
 
     Raises:
-        PayloadError: If it is no payload, is incomplete, or comes from another minor version of Python; nothing has
+        PayloadError: it is no payload, is incomplete, or comes from another minor version of Python; nothing has
             been unpickled then.
-        Exception: Whatever unpickling raises, such as a `ModuleNotFoundError` for a package this machine lacks.
+        Exception: whatever unpickling raises, such as a ``ModuleNotFoundError`` for a package this machine lacks.
     """
     payload = source if isinstance(source, bytes) else Path(source).read_bytes()
     magic, line, pickled = payload[: len(_MAGIC)], *payload[len(_MAGIC) :].partition(b"\n")[::2]
@@ -77,7 +73,7 @@ def read_payload(source: str | Path | bytes) -> Any:
     if python != _python_version():
         raise PayloadError(
             f"the payload was written by Python {python} (prized_gym {library}), this is {_python_version()} "
-            f"(prized_gym {library_version()}): functions cannot be sent between minor versions. Use {python} in the "
+            f"(prized_gym {__version__}): functions cannot be sent between minor versions. Use {python} in the "
             "sandbox, or name the environment by an id or as module:function"
         )
     if len(pickled) != size:

@@ -1,6 +1,6 @@
-"""What travels between a trainer and a sandbox: values and spaces as bytes, and back, from a sender nobody trusts."""
+"""Values and spaces as bytes, as they travel between a trainer and a sandbox that nobody trusts."""
 
-from prized_gym.wire.codec import DEFAULT_LIMITS, Encoded, Limits, decode, encodable, encode, encode_info
+from prized_gym.wire.codec import DEFAULT_LIMITS, Encoded, Limits, decode, encodable, encode, encode_info, encode_parts
 from prized_gym.wire.errors import ProtocolError, RemoteError, WireError
 from prized_gym.wire.spaces import check, default_value, space_from_data, space_to_data
 
@@ -17,6 +17,7 @@ __all__ = [
     "encodable",
     "encode",
     "encode_info",
+    "encode_parts",
     "space_from_data",
     "space_to_data",
 ]

@@ -1,6 +1,6 @@
 """NumPy arrays and scalars as bytes: a short header, then the buffer as it lies in memory.
 
-The header is `len(dtype) dtype ndim dim…`: one byte, ASCII, one byte, eight little-endian bytes per dimension. A buffer
+The header is ``len(dtype) dtype ndim dim…``: one byte, ASCII, one byte, eight little-endian bytes per dimension. A buffer
 is accepted only if its length is exactly what the header announces, so nothing is allocated on the word of a header.
 """
 
@@ -30,10 +30,10 @@ _SAFE_KINDS = frozenset("biufcSUmM")
 
 @functools.lru_cache(maxsize=256)
 def safe_dtype(name: str) -> np.dtype[Any]:
-    """The dtype that `name` (as in `dtype.str`) describes, if it is one whose buffer holds plain values.
+    """The dtype that ``name`` (as in ``dtype.str``) describes, if it is one whose buffer holds plain values.
 
     Raises:
-        WireError: For object, structured and sub-array dtypes, and for anything else not listed above.
+        WireError: for object, structured and sub-array dtypes, and for anything else not listed above.
     """
     if len(name) > 32 or not _SAFE.fullmatch(name):
         raise WireError(f"dtype {name[:32]!r} is not allowed: only bool, numbers, times and fixed-width text are")
@@ -49,7 +49,7 @@ def array_parts(value: npt.NDArray[Any] | np.generic[Any]) -> tuple[bytes, memor
     The buffer is the array's own memory where that is contiguous. Zero-width text travels one character wide.
 
     Raises:
-        WireError: If the dtype is not one of the safe ones, or the array is masked.
+        WireError: the dtype is not one of the safe ones, or the array is masked.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise WireError("a masked array cannot be sent: fill it first")
@@ -66,10 +66,10 @@ def array_parts(value: npt.NDArray[Any] | np.generic[Any]) -> tuple[bytes, memor
 
 
 def read_array(payload: memoryview, *, copy: bool) -> npt.NDArray[Any]:
-    """The array in `payload`: with `copy` its own and writable, else a read-only view of the payload's memory.
+    """The array in ``payload``: with ``copy`` its own and writable, else a read-only view of the payload's memory.
 
     Raises:
-        WireError: If the header is malformed, the dtype unsafe, or the buffer not as long as the header says.
+        WireError: the header is malformed, the dtype unsafe, or the buffer not as long as the header says.
     """
     try:
         width = payload[0]
@@ -97,10 +97,10 @@ def read_array(payload: memoryview, *, copy: bool) -> npt.NDArray[Any]:
 
 
 def read_scalar(payload: memoryview) -> np.generic[Any]:
-    """The scalar in `payload`: an array without dimensions.
+    """The scalar in ``payload``: an array without dimensions.
 
     Raises:
-        WireError: As `read_array`, and if there are dimensions.
+        WireError: as ``read_array``, and if there are dimensions.
     """
     array = read_array(payload, copy=False)
     if array.ndim:

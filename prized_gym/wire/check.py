@@ -17,19 +17,19 @@ _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def check(space: gym.Space[Any], value: Any, what: str = "observation") -> Any:
-    """`value` as `space` would hold it, or an error that says what is wrong and where.
+    """``value`` as ``space`` would hold it, or an error that says what is wrong and where.
 
     Structure, shape, dtype and size are required; bounds are not, as Gymnasium does not require them of an environment.
     A dtype may be another of the same kind (float64 for float32), as where NumPy writes into a batch; what is returned
-    has the space's. Numbers come back as `space.dtype`, named tuples lost on the wire as `GraphInstance`.
+    has the space's. Numbers come back as ``space.dtype``, named tuples lost on the wire as ``GraphInstance``.
 
     Args:
-        space: One of Gymnasium's spaces.
-        value: What `decode` gave.
-        what: How errors name it.
+        space: one of Gymnasium's spaces.
+        value: what ``decode`` gave.
+        what: how errors name it.
 
     Raises:
-        WireError: As in `observation['camera'][0]: expected float32 of shape (3,), got int64 of shape (2,)`.
+        WireError: as in ``observation['camera'][0]: expected float32 of shape (3,), got int64 of shape (2,)``.
     """
     if isinstance(space, _ARRAYS):
         return _array(space, value, tuple(space.shape), what)
@@ -133,7 +133,7 @@ def _graph(space: spaces.Graph, value: Any, what: str) -> spaces.GraphInstance:
 
 
 def _length(space: gym.Space[Any], value: Any, what: str) -> int:
-    """How many values of `space` are batched in `value`, read off its first leaf."""
+    """How many values of ``space`` are batched in ``value``, read off its first leaf."""
     if isinstance(space, (*_ARRAYS, spaces.Discrete)):
         if isinstance(value, np.ndarray) and value.ndim:
             return len(value)
@@ -150,7 +150,7 @@ def _length(space: gym.Space[Any], value: Any, what: str) -> int:
 
 
 def _batch(space: gym.Space[Any], value: Any, length: int, what: str) -> Any:
-    """Checks `length` values of `space` batched as `gymnasium.vector.utils.batch_space` would batch them."""
+    """Checks ``length`` values of ``space`` batched as ``gymnasium.vector.utils.batch_space`` would batch them."""
     if isinstance(space, (*_ARRAYS, spaces.Discrete)):
         return _array(space, value, (length, *(space.shape or ())), what)
     if isinstance(space, spaces.Dict):

@@ -3,7 +3,7 @@
 | value | on the wire |
 |---|---|
 | None, bool, int of 64 bits, float, str, bytes, list, dict | msgpack's own types |
-| NumPy array, NumPy scalar | ext 1, ext 2: see `arrays` |
+| NumPy array, NumPy scalar | ext 1, ext 2: see ``arrays`` |
 | any other int, up to 4 KiB | ext 3: two's complement, little-endian |
 | tuple, named tuples included | an array whose first element is ext 4 |
 | complex | ext 5: two little-endian doubles |
@@ -26,7 +26,7 @@ import numpy as np
 from prized_gym.wire.arrays import array_parts, read_array, read_scalar
 from prized_gym.wire.errors import WireError
 
-__all__ = ["DEFAULT_LIMITS", "Encoded", "Limits", "decode", "encodable", "encode", "encode_info"]
+__all__ = ["DEFAULT_LIMITS", "Encoded", "Limits", "decode", "encodable", "encode", "encode_info", "encode_parts"]
 
 ARRAY, SCALAR, BIG_INT, TUPLE, COMPLEX = 1, 2, 3, 4, 5
 
@@ -37,7 +37,7 @@ _KEYS = (str, bytes, int, float, bool, type(None))
 
 
 class Limits(NamedTuple):
-    """What one message may hold. A value beyond a limit raises `WireError` on the side that meets it first."""
+    """What one message may hold. A value beyond a limit raises ``WireError`` on the side that meets it first."""
 
     max_bytes: int = 256 << 20
     max_depth: int = 64
@@ -48,40 +48,62 @@ class Limits(NamedTuple):
 DEFAULT_LIMITS = Limits()
 
 
-class Encoded(bytes):
-    """A value that `encode` has already turned into bytes; within another value it is sent as that value."""
+class Encoded:
+    """A value as the pieces of its message. Within another value it is sent as that value, its pieces as they are.
+
+    Attributes:
+        parts: one after another, they are the message. Large arrays are views of their own memory, unless ``owned``.
+        size: bytes in all.
+    """
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self, parts: list[bytes | memoryview], size: int) -> None:
+        self.parts, self.size = parts, size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
+
+    def owned(self) -> Encoded:
+        """The same, whatever happens to the arrays that it was made of."""
+        return Encoded([bytes(part) for part in self.parts], self.size)
 
 
-def encode(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value") -> Encoded:
-    """`value` as one message.
+def encode_parts(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value", lossy: bool = False) -> Encoded:
+    """``value`` as one message that is not put together: as ``encode``, or with ``lossy`` as ``encode_info``."""
+    return _Writer(limits, lossy=lossy).message(value, what)
+
+
+def encode(value: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "value") -> bytes:
+    """``value`` as one message.
 
     Named tuples become tuples; a subclass of dict, list, str, int or float its base class; bytearray becomes bytes.
 
     Args:
-        value: What to send.
-        limits: The bounds to keep to.
-        what: How errors name the value, as in `observation['camera']`.
+        value: what to send.
+        limits: the bounds to keep to.
+        what: how errors name the value, as in ``observation['camera']``.
 
     Raises:
-        WireError: If something in it cannot be sent (a set, an enum, an object array, …) or a limit is exceeded; the
+        WireError: something in it cannot be sent (a set, an enum, an object array, …) or a limit is exceeded; the
             message names the path to it.
     """
-    return _Writer(limits, lossy=False).message(value, what)
+    return bytes(_Writer(limits, lossy=False).message(value, what))
 
 
-def encode_info(info: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "info") -> Encoded:
-    """As `encode`, but what cannot be sent becomes a string that says so: `"<not sent: set {1, 2}>"`.
+def encode_info(info: Any, *, limits: Limits = DEFAULT_LIMITS, what: str = "info") -> bytes:
+    """As ``encode``, but what cannot be sent becomes a string that says so: ``"<not sent: set {1, 2}>"``.
 
     A step must not fail because of what an environment leaves in its info. Keys that cannot be sent become their repr.
 
     Raises:
-        WireError: If the whole is beyond `limits`.
+        WireError: the whole is beyond ``limits``.
     """
-    return _Writer(limits, lossy=True).message(info, what)
+    return bytes(_Writer(limits, lossy=True).message(info, what))
 
 
 def encodable(info: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
-    """A copy of `info` as the other side of `encode_info` would see it."""
+    """A copy of ``info`` as the other side of ``encode_info`` would see it."""
     return decode(encode_info(info, limits=limits), limits=limits, copy=True)
 
 
@@ -89,13 +111,13 @@ def decode(data: bytes | bytearray | memoryview, *, limits: Limits = DEFAULT_LIM
     """The value in one message from an untrusted sender.
 
     Args:
-        data: The message, whole.
-        limits: The bounds it must keep to.
-        copy: Whether arrays get memory of their own and are writable. Otherwise they are read-only views of `data`,
+        data: the message, whole.
+        limits: the bounds it must keep to.
+        copy: whether arrays get memory of their own and are writable. Otherwise they are read-only views of ``data``,
             perhaps not aligned, and keep all of it alive.
 
     Raises:
-        WireError: If the message is truncated, malformed, followed by anything, or beyond a limit.
+        WireError: the message is truncated, malformed, followed by anything, or beyond a limit.
     """
     view = memoryview(data).cast("B")
     if len(view) > limits.max_bytes:
@@ -135,7 +157,7 @@ class _Writer:
             raise WireError(f"{what}{''.join(reversed(refused.path))}: {refused}") from refused.__cause__
         self.flush()
         self.room(0, what)
-        return Encoded(b"".join(self.parts))
+        return Encoded(self.parts, self.part_bytes)
 
     def flush(self) -> None:
         self.add(self.packer.bytes())
@@ -227,7 +249,8 @@ class _Writer:
     def other(self, value: Any, depth: int) -> None:
         if isinstance(value, Encoded):
             self.flush()
-            self.add(value)
+            self.parts += value.parts
+            self.part_bytes += value.size
         elif isinstance(value, (np.ndarray, np.generic)):
             self.array(value)
         elif isinstance(value, enum.Enum):
@@ -310,7 +333,7 @@ class _Reader:
             raise WireError(f"a string that ends at byte {self.position} is not UTF-8") from error
 
     def enter(self, count: int, least: int, depth: int) -> None:
-        """Refuses `count` announced elements of at least `least` bytes before anything is made for them."""
+        """Refuses ``count`` announced elements of at least ``least`` bytes before anything is made for them."""
         if depth >= self.limits.max_depth:
             raise WireError(f"the message is nested deeper than {self.limits.max_depth}")
         if count * least > len(self.view) - self.position:

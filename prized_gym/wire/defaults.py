@@ -13,10 +13,10 @@ __all__ = ["default_value"]
 
 
 def default_value(space: gym.Space[Any]) -> Any:
-    """The value of `space` nearest to zero, always the same: zeros within the bounds, the first choice, the least text.
+    """The value of ``space`` nearest to zero, always the same: zeros within the bounds, the first choice, the least text.
 
     Raises:
-        TypeError: If the space is none of Gymnasium's.
+        TypeError: the space is none of Gymnasium's.
     """
     if isinstance(space, spaces.Box):
         return np.asarray(np.clip(np.zeros(space.shape, space.dtype), space.low, space.high))

@@ -1,23 +1,25 @@
-"""The errors of the wire layer. Nothing here imports another module of the library."""
+"""The errors of the wire layer."""
 
 from __future__ import annotations
 
 import builtins
 
+from prized_gym.errors import PrizedGymError
+
 __all__ = ["ProtocolError", "RemoteError", "WireError"]
 
 
-class WireError(ValueError):
+class WireError(PrizedGymError, ValueError):
     """A value cannot be sent, or what was received is malformed, too large or not what was announced."""
 
 
-class ProtocolError(RuntimeError):
+class ProtocolError(PrizedGymError, RuntimeError):
     """A server answered something its protocol does not allow.
 
     Attributes:
-        url: What was asked, as the transport named it.
-        status: The HTTP status, or None when there was no answer to speak of.
-        body: The beginning of the answer as text, at most `BODY_SHOWN` characters.
+        url: what was asked, as the transport named it.
+        status: the HTTP status, or None when there was no answer to speak of.
+        body: the beginning of the answer as text, at most ``BODY_SHOWN`` characters.
     """
 
     BODY_SHOWN = 2000
@@ -33,10 +35,10 @@ class RemoteError(ProtocolError):
     """The environment behind the server raised.
 
     Attributes:
-        type_name: The remote exception's class: a bare name for a built-in, else `module.Name`.
-        message: Its text.
-        arguments: Its `args` where they are plain values, else its text alone.
-        traceback: The remote traceback as text.
+        type_name: the remote exception's class: a bare name for a built-in, else ``module.Name``.
+        message: its text.
+        arguments: its ``args`` where they are plain values, else its text alone.
+        traceback: the remote traceback as text.
     """
 
     SHOWN = 20_000
@@ -60,7 +62,7 @@ class RemoteError(ProtocolError):
     def original(self) -> Exception:
         """The remote exception as its own type where that is a built-in or Gymnasium's, else this error.
 
-        The name came from a sandbox, so only plain `Exception` classes of these two modules are looked up: no name can
+        The name came from a sandbox, so only plain ``Exception`` classes of these two modules are looked up: no name can
         end the interpreter or import a module.
         """
         import gymnasium.error

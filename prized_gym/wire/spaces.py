@@ -1,6 +1,6 @@
 """Gymnasium's spaces as data, their rebuilding from an untrusted sender's data, and the check of a value against one.
 
-A space is a dict with a `"type"` and what its constructor takes, its arrays as arrays. What is rebuilt is equal to the
+A space is a dict with a ``"type"`` and what its constructor takes, its arrays as arrays. What is rebuilt is equal to the
 original and, seeded alike, draws the same samples.
 """
 
@@ -35,30 +35,30 @@ _DICT_HAS_SORT_KEYS = "sort_keys" in inspect.signature(spaces.Dict.__init__).par
 
 
 def space_to_data(space: AnySpace, what: str = "space") -> Data:
-    """`space` as a dict that `encode` takes.
+    """``space`` as a dict that ``encode`` takes.
 
     A subclass of one of Gymnasium's spaces travels as that one.
 
     Args:
-        space: Any of Gymnasium's spaces, nested as deep as `MAX_DEPTH`.
-        what: How errors name it.
+        space: any of Gymnasium's spaces, nested as deep as ``MAX_DEPTH``.
+        what: how errors name it.
 
     Raises:
-        WireError: If it, or one inside it, is of another kind; the message names the path to it.
+        WireError: it, or one inside it, is of another kind; the message names the path to it.
     """
     return _to_data(space, what, 0)
 
 
 def space_from_data(data: Any, what: str = "space", *, max_bytes: int = MAX_BYTES) -> AnySpace:
-    """The space that an untrusted sender's `data` describes.
+    """The space that an untrusted sender's ``data`` describes.
 
     Args:
-        data: What `space_to_data` gave, decoded.
-        what: How errors name it.
-        max_bytes: The most that one value of the space may take, in bytes, which bounds what building it takes.
+        data: what ``space_to_data`` gave, decoded.
+        what: how errors name it.
+        max_bytes: the most that one value of the space may take, in bytes, which bounds what building it takes.
 
     Raises:
-        WireError: If the data is malformed, or describes a space that is impossible, too large or nested too deeply.
+        WireError: the data is malformed, or describes a space that is impossible, too large or nested too deeply.
     """
     return _Builder(max_bytes).space(data, what, 0)
 

@@ -14,14 +14,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Faulty, Loaded, make_loaded, not_an_env
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from process_tools import own_descendants
 
 import prized_gym
 from prized_gym import Base, ForkedVectorEnv, SetupError, SetupTimeoutError
 from prized_gym.base import SHARED
+from tools.processes import own_descendants
+from zoo.envs import Loaded, make_loaded
+from zoo.faulty import Faulty, not_an_env
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -41,8 +42,8 @@ def one_step(envs: ForkedVectorEnv) -> None:
     [
         "CartPole-v1",
         gym.spec("CartPole-v1"),
-        "envs:make_loaded",
-        "envs:Loaded",
+        "zoo.envs:make_loaded",
+        "zoo.envs:Loaded",
         make_loaded,
         FromThisModule,
         lambda: FromThisModule(size=5),
@@ -73,7 +74,7 @@ def test_an_env_registered_in_the_trainer_only() -> None:
 
 
 def test_module_and_env_id() -> None:
-    envs = gym.make_vec("prized_gym:prized_gym/Forked-v0", num_envs=2, env="envs:make_loaded")
+    envs = gym.make_vec("prized_gym:prized_gym/Forked-v0", num_envs=2, env="zoo.envs:make_loaded")
     one_step(envs)  # type: ignore[arg-type]
     envs.close()
 
@@ -175,7 +176,7 @@ def test_not_an_environment(engine: str) -> None:
     with pytest.raises(TypeError, match="got 3"):
         Base(3, engine=engine)  # type: ignore[arg-type]
     with pytest.raises(SetupError, match="no callable 'missing'"):
-        Base("envs:missing", engine=engine)
+        Base("zoo.envs:missing", engine=engine)
 
 
 def test_unknown_ids_get_gymnasiums_suggestion(engine: str) -> None:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from prized_gym import cli
+from prized_gym.errors import EngineUnavailableError
 from prized_gym.runsc import RunscUnavailable
 
 
@@ -55,3 +56,31 @@ def test_bench_is_handed_on() -> None:
         [sys.executable, "-m", "prized_gym.cli", "bench", "--help"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0 and "usage" in done.stdout
+
+
+def test_a_system_without_what_sandboxes_need_is_sent_to_what_it_has() -> None:
+    """As on Windows, where there is no fcntl."""
+    program = (
+        "import sys\n"
+        "sys.modules['fcntl'] = None\n"
+        "import prized_gym.cli\n"
+        "print(prized_gym.cli.main(['doctor', 'gvisor']))\n"
+        "try: prized_gym.Base('CartPole-v1', engine='gvisor')\n"
+        "except prized_gym.PrizedGymError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("gvisor: cannot run here\n") and done.stdout.count("Linux only") == 2
+    assert done.stdout.count("engine='inline' runs anywhere") == 2
+
+
+def test_on_another_system_no_engine_of_linux_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prized_gym import engines
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(os, "eventfd")
+    for name in ("local", "gvisor"):
+        with pytest.raises(EngineUnavailableError, match="Linux") as caught:
+            engines.load(name).check()
+        assert "engine='inline'" in str(caught.value) and "prized engine" not in str(caught.value)
+        assert "engine='local'" not in str(caught.value)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from libraries import need_here
 
 from prized_gym.runsc import Runsc, RunscUnavailable
+from tools.libraries import need_here
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -17,10 +17,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Faulty
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
-from process_tools import descendants
 
 import prized_gym
 from prized_gym import (
@@ -30,6 +28,8 @@ from prized_gym import (
     ForkedVectorEnv,
     InterruptedStepError,
 )
+from tools.processes import descendants, running
+from zoo.faulty import Faulty
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -147,7 +147,7 @@ def test_a_hung_copy_shows_its_stack(action: int, place: str) -> None:
 
 
 def test_a_stopped_copy_is_ended() -> None:
-    envs = ForkedVectorEnv(Faulty, num_envs=2, step_timeout=0.5)
+    envs = ForkedVectorEnv(Faulty, num_envs=2, step_timeout=1.0)
     try:
         envs.reset(seed=0)
         os.kill(int(envs.core.fleet.where(0).split()[1]), signal.SIGSTOP)
@@ -411,7 +411,7 @@ def test_an_interrupt_in_mid_step_leaves_an_env_that_reset_brings_back(fork_on: 
 SCRIPT = """
 import os, sys, time, numpy as np
 sys.path.insert(0, {tests!r})
-from envs import Faulty
+from zoo.faulty import Faulty
 import prized_gym
 class Slow(Faulty):
     def __init__(self):
@@ -440,7 +440,7 @@ envs.step(np.zeros(4, np.int64))
 @pytest.mark.parametrize("stage", ["build", "fork", "step"])
 def test_nothing_outlives_a_killed_trainer(stage: str, tmp_path: Path) -> None:
     mark = tmp_path / "reached"
-    script = SCRIPT.format(tests=str(Path(__file__).parents[1] / "zoo"), stage=stage, mark=str(mark))
+    script = SCRIPT.format(tests=str(Path(__file__).parents[1]), stage=stage, mark=str(mark))
     trainer = subprocess.Popen([sys.executable, "-c", script])
     try:
         deadline = time.monotonic() + 40
@@ -452,8 +452,8 @@ def test_nothing_outlives_a_killed_trainer(stage: str, tmp_path: Path) -> None:
         trainer.kill()
         trainer.wait()
         deadline = time.monotonic() + 20
-        while any(_running(pid) for pid in below):
-            assert time.monotonic() < deadline, [pid for pid in below if _running(pid)]
+        while any(running(pid) for pid in below):
+            assert time.monotonic() < deadline, [pid for pid in below if running(pid)]
             time.sleep(0.02)
     finally:
         trainer.kill()
@@ -464,13 +464,6 @@ def _below(pid: int) -> list[int]:
     from prized_gym.engines.local.processes import descendants as all_below
 
     return all_below(pid)
-
-
-def _running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_base_outlives_the_thread_that_started_it() -> None:
@@ -500,17 +493,17 @@ def test_what_a_copy_starts_ends_with_it(tmp_path: Path) -> None:
     try:
         envs.reset(seed=0)
         children = envs.call("pid")
-        assert all(_running(pid) for pid in children)
+        assert all(running(pid) for pid in children)
         envs.reset(seed=0)
         deadline = time.monotonic() + 20
-        while any(_running(pid) for pid in children):
+        while any(running(pid) for pid in children):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         children = envs.call("pid")
     finally:
         envs.close()
     deadline = time.monotonic() + 20
-    while any(_running(pid) for pid in children):
+    while any(running(pid) for pid in children):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -730,7 +723,7 @@ def test_a_stopped_copy_and_a_long_message() -> None:
         def step(self, action: Any) -> Any:
             return super().step(0)
 
-    envs = ForkedVectorEnv(Talks, num_envs=2, step_timeout=0.7)
+    envs = ForkedVectorEnv(Talks, num_envs=2, step_timeout=1.5)
     envs.reset(seed=0)
     os.kill(int(envs.core.fleet.where(0).split()[1]), signal.SIGSTOP)
     with pytest.raises(CopyTimeoutError, match="copy 0"):
@@ -762,10 +755,10 @@ def test_a_server_of_the_base_outlives_its_launcher_and_the_copies() -> None:
     with pytest.raises(CopyDiedError):
         envs.step([0, Faulty.KILL])
     envs.reset(seed=0)
-    assert _running(server)
+    assert running(server)
     envs.close()
     deadline = time.monotonic() + 20
-    while _running(server):
+    while running(server):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -804,7 +797,7 @@ INTERRUPTS = """
 import signal, sys, time
 import numpy as np
 sys.path.insert(0, {tests!r})
-from envs import Faulty
+from zoo.faulty import Faulty
 import prized_gym
 
 def interrupt(*_):
@@ -836,7 +829,7 @@ print("back")
 
 def test_interrupts_at_any_moment() -> None:
     # A process of its own: an interrupt may come while the interpreter can only print it, in a destructor.
-    script = INTERRUPTS.format(tests=str(Path(__file__).parents[1] / "zoo"))
+    script = INTERRUPTS.format(tests=str(Path(__file__).parents[1]))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "back\n"

@@ -14,10 +14,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Loaded, ManyGenerators
 
 import prized_gym
 from prized_gym import EngineUnavailableError, ForkedVectorEnv, ForkUnsafeError
+from tools.libraries import need_here
+from zoo.envs import Loaded
+from zoo.generators import ManyGenerators
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -136,7 +138,7 @@ def test_reset_in_the_base(fork_on: Any, tmp_path: Path) -> None:
 
 
 def test_torch_in_the_base_then_in_eight_copies() -> None:
-    pytest.importorskip("torch")
+    need_here("torch", "torch")
 
     class Torch(Loaded):
         def __init__(self) -> None:
@@ -215,7 +217,7 @@ def test_a_tqdm_bar_in_the_base_is_no_obstacle() -> None:
 
 
 def test_cuda_in_the_base_is_refused() -> None:
-    pytest.importorskip("torch")
+    need_here("torch", "torch")
 
     class Cuda(Loaded):
         def __init__(self) -> None:
@@ -373,9 +375,9 @@ def test_workdir(
 def test_workdir_leaves_nothing_after_a_kill(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     scratch = tmp_path_factory.mktemp("scratch")
     script = (
-        f"import sys, os; sys.path.insert(0, {str(Path(__file__).parents[1] / 'zoo')!r})\n"
+        f"import sys, os; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         "import prized_gym\n"
-        "from envs import Loaded\n"
+        "from zoo.envs import Loaded\n"
         f"envs = prized_gym.ForkedVectorEnv(Loaded, num_envs=2, workdir={str(tmp_path)!r})\n"
         "envs.reset()\n"
         "print('ready', flush=True)\n"

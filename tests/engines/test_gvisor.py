@@ -15,16 +15,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import sandbox_envs
-from envs import Faulty, Loaded, SpaceEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from sandbox_options import SMALL
-from test_parity import assert_same, compare
 
 import prized_gym
 from prized_gym.runsc import delete_kept, diagnose
+from tools.comparing import assert_same, compare
+from tools.libraries import need_here
+from tools.sandboxes import SMALL, ZOO
+from zoo.envs import Loaded, SpaceEnv
+from zoo.faulty import Faulty
+from zoo.generators import Draws
 
-HERE = Path(__file__).parents[1] / "zoo"
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -100,7 +101,7 @@ def test_fork_on_episode_and_reset_in_base(gvisor: str) -> None:
 def test_seeds_give_the_same_rewards_on_local_and_gvisor(gvisor: str) -> None:
     seen = []
     for engine, options in (("local", {"progress": False}), (gvisor, {**SMALL, "memory_gb": 3})):
-        envs = prized_gym.ForkedVectorEnv(sandbox_envs.Draws, num_envs=3, engine=engine, **options)
+        envs = prized_gym.ForkedVectorEnv(Draws, num_envs=3, engine=engine, **options)
         observations, _ = envs.reset(seed=3)
         rewards = [envs.step([0, 0, 0])[1] for _ in range(5)]
         seen.append((observations, np.array(rewards)))
@@ -109,15 +110,43 @@ def test_seeds_give_the_same_rewards_on_local_and_gvisor(gvisor: str) -> None:
     assert len(np.unique(seen[0][1])) == 15
 
 
-def test_a_module_and_its_neighbours_are_found(gvisor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+NEIGHBOUR = """
+import gymnasium as gym
+from gymnasium import spaces
+import beside_the_neighbour
+
+class Neighbour(gym.Env):
+    observation_space = spaces.Discrete(100)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return beside_the_neighbour.ANSWER, {}
+
+    def step(self, action):
+        return beside_the_neighbour.ANSWER, 1.0, False, False, {}
+"""
+
+
+def test_a_module_and_its_neighbours_are_found(gvisor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRIZED_GYM_ENGINE", gvisor)
-    for env in ("sandbox_envs:make_neighbour", lambda: sandbox_envs.Neighbour()):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "neighbour.py").write_text(NEIGHBOUR)
+    (tmp_path / "beside_the_neighbour.py").write_text("ANSWER = 42\n")
+    (tmp_path / "nothing_to_do_with_it.py").touch()
+
+    def make() -> Any:
+        import neighbour
+
+        return neighbour.Neighbour()
+
+    for env in ("neighbour:Neighbour", make):
         envs = prized_gym.ForkedVectorEnv(env, num_envs=1, **SMALL)
         assert envs.base.engine == "gvisor"
         assert envs.reset(seed=0)[0][0] == 42
         if isinstance(env, str):
-            listing = envs.base.exec(f"ls {HERE}; ls -a /root /home").stdout
-            assert "sandbox_envs.py" in listing and "bad_server.py" not in listing
+            listing = envs.base.exec(f"ls {tmp_path}; ls -a /root /home").stdout
+            assert "neighbour.py" in listing and "nothing_to_do_with_it.py" not in listing
         envs.close()
 
 
@@ -125,7 +154,7 @@ def test_a_module_and_its_neighbours_are_found(gvisor: str, monkeypatch: pytest.
 def stateful(gvisor: str) -> Iterator[prized_gym.Base]:
     with prized_gym.Base(
         engine=gvisor,
-        upload={str(HERE / "stateful_server.py"): "app/stateful_server.py"},
+        upload={str(ZOO / "stateful_server.py"): "app/stateful_server.py"},
         setup=["cd app && ls"],
         start="cd app && exec python stateful_server.py",
         ready="http://127.0.0.1:8000/",
@@ -285,7 +314,7 @@ def test_history_says_what_was_used(gvisor: str) -> None:
 
 
 def test_stable_baselines3_learns_the_same_as_on_local(gvisor: str) -> None:
-    pytest.importorskip("stable_baselines3", reason="needs prized-gym[sb3]")
+    need_here("stable_baselines3", "'prized-gym[sb3]'")
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import VecMonitor
 

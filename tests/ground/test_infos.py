@@ -7,9 +7,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from test_parity import assert_same
 
 from prized_gym.infos import merge, split
+from tools.comparing import assert_same
 
 
 def by_gymnasium(infos: dict[int, dict[str, Any]], count: int) -> dict[str, Any]:

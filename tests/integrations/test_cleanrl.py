@@ -8,10 +8,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from training_envs import Walk, bare_walk
 
 import prized_gym
 from prized_gym.integrations.cleanrl import LegacyInfo
+from zoo.walk import Walk, bare_walk
 
 
 def recorded() -> gym.Env[Any, Any]:

@@ -11,10 +11,10 @@ import gymnasium as gym
 import gymnasium.wrappers.vector as wrappers
 import numpy as np
 import pytest
-from libraries import need_here
-from training_envs import Walk
 
 import prized_gym
+from tools.libraries import need_here
+from zoo.walk import Walk
 
 # What Gymnasium's own wrappers warn of when they make spaces.
 pytestmark = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from libraries import need
+from tools.libraries import need
 
 need("ray.rllib", "'ray[rllib]' torch")
 

@@ -15,8 +15,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from libraries import need, need_here
-from training_envs import Loud, Slow, Walk, bare_walk, cart, loud_walk, louder_walk
+
+from tools.libraries import need, need_here
+from zoo.walk import Loud, Slow, Walk, bare_walk, cart, loud_walk, louder_walk
 
 torch = need("torch", "torch")
 need("stable_baselines3", "prized-gym[sb3]")
@@ -88,7 +89,7 @@ def test_takes_what_a_forked_vector_env_takes(make: Make) -> None:
     assert make("CartPole-v1", num_envs=2).reset().shape == (2, 4)
     assert make(gym.spec("CartPole-v1"), 3).reset().shape == (3, 4)
     assert make(bare_walk).num_envs == 1
-    assert make("training_envs:bare_walk", 2).reset().shape == (2, 2)
+    assert make("zoo.walk:bare_walk", 2).reset().shape == (2, 2)
     assert make([bare_walk, loud_walk, bare_walk]).num_envs == 3
     with prized_gym.Base(bare_walk) as base:
         with pytest.raises(TypeError, match="warm_up"):

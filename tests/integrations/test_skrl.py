@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from libraries import need
-from training_envs import Walk
+
+from tools.libraries import need
+from zoo.walk import Walk
 
 torch = need("torch", "torch")
 need("skrl", "skrl")

@@ -9,8 +9,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from libraries import need
-from training_envs import Walk, bare_walk
+
+from tools.libraries import need
+from zoo.walk import Walk, bare_walk
 
 # Compiling takes longer than these small runs.
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")

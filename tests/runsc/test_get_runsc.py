@@ -8,7 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from sandbox_tools import ROOT
+
+from tools.sandboxes import ROOT
 
 
 @pytest.fixture(scope="module")

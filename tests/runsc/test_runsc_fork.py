@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sandbox_tools import COUNTER, get, http
 
 from prized_gym.runsc import Sandbox, SandboxStateError
+from tools.libraries import need_here
+from tools.sandboxes import COUNTER, get, http
 
 STATEFUL = """
 import http.server, json, sqlite3, subprocess, sys, threading, time
@@ -151,7 +152,7 @@ def test_pip_installs_on_top_of_it(shared: Sandbox, tmp_path: Path) -> None:
     """From a file, so without network."""
     import zipfile
 
-    pytest.importorskip("pip")
+    need_here("pip", "pip")
     wheel = tmp_path / "extra_thing-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("extra_thing.py", "import numpy\nvalue = int(numpy.arange(7).sum())\n")

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_tools import eventually, get, http, start_python
 
 from prized_gym.runsc import Runsc, RunscError, Sandbox, diagnose
+from tools.processes import eventually
+from tools.sandboxes import get, http, start_python
 
 FETCH = (
     "import socket, sys\ns = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5)\n"

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_tools import ROOT, eventually, processes_of, sentry_of, start_python
 
 from prized_gym.runsc import Runsc, Sandbox, cgroups, sweep
 from prized_gym.runsc.processes import tree
+from tools.processes import eventually, processes_of, sentry_of
+from tools.sandboxes import ROOT, start_python
 
 PRELUDE = (
     "import os, sys, threading, time, signal\nfrom prized_gym.runsc import *\nfrom prized_gym.runsc import runtime\n"
@@ -59,18 +60,18 @@ def remains(store: Path) -> list[str]:
     """Whatever is left of a store's runtimes."""
     files = [os.path.join(top, name) for top, directories, names in os.walk(store) for name in (*directories, *names)]
     files = [path for path in files if path not in (f"{store}/lock", f"{store}/kept")]
-    MAKERS.update(path.name for path in store.glob("m-*"))
+    RUNTIMES.update(path.name for path in store.glob("m-*"))
     found = [str(group) for parent in set(cgroups.parents().values()) for group in parent.glob("prized-gym-m-*")]
-    return [*files, *processes_of(store), *(group for group in found if any(name in group for name in MAKERS))]
+    return [*files, *processes_of(store), *(group for group in found if any(name in group for name in RUNTIMES))]
 
 
-MAKERS: set[str] = set()  # names of those that tests of this module made
+RUNTIMES: set[str] = set()  # names of those that tests of this module made
 
 STAGES = {
     "while it starts its supervisor": "say('go'); sandbox = Sandbox.create(**options); time.sleep(60)",
     "in set-up": "sandbox = Sandbox.create(**options); say('go'); sandbox.exec('sleep 60')",
     "in a fork": (
-        "sandbox = Sandbox.create(**options)\nbox.exec('true')\nthreading.Timer(0.15, say, ['go']).start()\n"
+        "sandbox = Sandbox.create(**options)\nsandbox.exec('true')\nthreading.Timer(0.15, say, ['go']).start()\n"
         "while True: sandbox.fork(4)"
     ),
     "in a step": "[copy] = Sandbox.create(**options).fork()\nsay('go')\nwhile True: copy.exec(['/bin/true'])",
@@ -93,7 +94,7 @@ def test_killed(own_store: Path, runsc: Runsc, stage: str) -> None:
         assert runtime.stdout.readline() == "go\n", runtime.stdout.read()
         if stage == "while it starts its supervisor":
             assert eventually(lambda: list(own_store.glob("m-*")))
-        MAKERS.update(path.name for path in own_store.glob("m-*"))
+        RUNTIMES.update(path.name for path in own_store.glob("m-*"))
         made = namespaces(tree(runtime.pid)) - namespaces([os.getpid()])
         runtime.kill()
         runtime.wait()
@@ -115,7 +116,7 @@ def test_supervisor_killed_with_its_maker_leaves_files_to_a_sweep(own_store: Pat
         runtime.wait()
     assert eventually(lambda: not processes_of(own_store), 10)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in victims[2:])
-    MAKERS.update(path.name for path in own_store.glob("m-*"))
+    RUNTIMES.update(path.name for path in own_store.glob("m-*"))
     sweep()
     assert eventually(lambda: not remains(own_store) or not sweep()) and not remains(own_store)
 
@@ -154,7 +155,7 @@ def test_ordinary_ends(own_store: Path, how: str) -> None:
         "say(runtime.Runtime.get(runsc).directory.name)\n"
     )
     with start_python(program + how) as runtime:
-        MAKERS.add(runtime.communicate(timeout=60)[0].split()[0])
+        RUNTIMES.add(runtime.communicate(timeout=60)[0].split()[0])
     assert not remains(own_store)
 
 
@@ -229,7 +230,7 @@ def test_fifty_rounds_leave_nothing(create: Callable[..., Sandbox]) -> None:
 def test_a_copy_dies_alone(create: Callable[..., Sandbox]) -> None:
     base = create()
     copies = base.fork(3)
-    os.kill(sentry_of(copies[1]), signal.SIGKILL)
+    os.kill(sentry_of(copies[1].id), signal.SIGKILL)
     assert copies[1].wait_dead(5)
     assert [copy.state for copy in copies] == ["running", "dead", "running"]
     assert all(sandbox.exec("echo fine").stdout == b"fine\n" for sandbox in (base, copies[0], copies[2]))
@@ -269,13 +270,14 @@ def test_as_an_ordinary_user(runsc: Runsc, tmp_path: Path) -> None:
     place = Path(tempfile.mkdtemp(prefix="pg-", dir="/var/tmp"))
     try:
         shutil.copytree(ROOT / "prized_gym" / "runsc", place / "code" / "prized_gym" / "runsc")
+        shutil.copy2(ROOT / "prized_gym" / "errors.py", place / "code" / "prized_gym")
         shutil.copy2(runsc.path, place / "runsc")
         for path in [place, *place.rglob("*")]:
             os.chmod(path, 0o755)
         os.chown(place, 65534, 65534)
         program = (
             "from prized_gym.runsc import *\n"
-            "sandbox = Sandbox.create(memory_gb=0.5, disk_gb=0.05)\nbox.files.write('a', 'carried')\n"
+            "sandbox = Sandbox.create(memory_gb=0.5, disk_gb=0.05)\nsandbox.files.write('a', 'carried')\n"
             "[copy] = sandbox.fork()\nprint(copy.exec('cat a; id -un').stdout)\n"
             "print(copy.usage().cpu_seconds > 0 and copy.usage().memory > 1e6)\n"
             "print([check.name for check in diagnose() if check.needed and not check.ok])\n"

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_tools import COUNTER, eventually, get, http
 
 from prized_gym.runsc import Sandbox, SandboxDied, SandboxTimeout, agent
 from prized_gym.runsc.connection import FrameReader, Hub, Link
+from tools.processes import eventually
+from tools.sandboxes import COUNTER, get, http
 
 ECHO = """
 import socket, threading
@@ -69,7 +70,7 @@ def test_many_streams(echo: Sandbox) -> None:
 
 
 def test_asyncio_over_a_sandbox_that_falls_asleep(echo: Sandbox) -> None:
-    async def talk() -> list[bytes]:
+    async def exchange() -> list[bytes]:
         reader, writer = await asyncio.open_connection(sock=echo.connect_port(7000))
         answers = []
         for word in (b"one", b"two", b"three"):
@@ -80,7 +81,7 @@ def test_asyncio_over_a_sandbox_that_falls_asleep(echo: Sandbox) -> None:
         await writer.wait_closed()
         return answers
 
-    assert asyncio.run(talk()) == [b"one", b"two", b"three"]
+    assert asyncio.run(exchange()) == [b"one", b"two", b"three"]
 
 
 def test_an_answer_that_is_awaited_keeps_it_awake(echo: Sandbox) -> None:

@@ -66,7 +66,7 @@ def test_answers_of_every_size(port: int, change: str, tmp_path: Path) -> None:
                 body = b"\xff" * size
                 line = _request(number, body, tmp_path)
                 paths = [f"{tmp_path}/0.{end}" for end in ("in", "out", "answer")]
-                done = subprocess.run([f"{tmp_path}/call", *paths, line], capture_output=True, timeout=10, check=True)
+                done = subprocess.run([f"{tmp_path}/call", *paths, line], capture_output=True, timeout=60, check=True)
                 answered, _, text = done.stdout.decode().partition(" ")
                 assert int(answered) == number and text.endswith("\n") and not done.stderr
                 large = size * 4 // 3 > exec_proxy.PRINTED

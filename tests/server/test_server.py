@@ -15,14 +15,14 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
-from served_envs import Counter, Everything
-from server_client import Client, Server, free_port, server
 
-from prized_gym.protocols import Fresh, GymProtocol, ProtocolError, RemoteError, Request
+from prized_gym.protocols import Fresh, GymProtocol, ProtocolError, RemoteError, Request, drive
 from prized_gym.server import write_payload
 from prized_gym.wire import decode, encode
+from tools.server import Client, Server, free_port, server
+from zoo.served import Counter, Everything
 
-COUNTER = ("--factory", "served_envs:make")
+COUNTER = ("--factory", "zoo.served:make")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_health_tells_what_is_served(counter: Server) -> None:
     client = counter.client()
     health = json.loads(client.send(Request("GET", "/health")).body)
     assert health["ready"] is True
-    assert health["env"] == "served_envs:make"
+    assert health["env"] == "zoo.served:make"
     assert health["pid"] == counter.process.pid
     assert client.ask("ready") is True
 
@@ -105,13 +105,14 @@ def test_a_step_that_ends_the_episode_can_reset_at_once(counter: Server) -> None
     obs, info = step.reset
     assert obs[:2].tolist() == [0, -1]
     assert info["seed"] is None
-    answer = client.send(post("/step", action=0, then_reset={"seed": 9, "options": {"level": 2}}))
-    assert decode(answer.body)["reset"] is None
+    # Nor what the next step wrote over what an earlier one of the same request gave.
+    first, second = client.ask("steps", [1, 2])
+    assert [first.obs[0], second.obs[0]] == [1, 2]
 
 
 def test_every_kind_of_space_both_ways() -> None:
     env = Everything()
-    with server("--factory", "served_envs:Everything") as running:
+    with server("--factory", "zoo.served:Everything") as running:
         client = running.client()
         assert client.protocol.description.observation_space == env.observation_space
         obs, _ = client.ask("reset", 3, None)
@@ -170,7 +171,7 @@ def test_an_exception_comes_with_its_type_and_traceback(counter: Server) -> None
         client.ask("call", "fail")
     error = caught.value
     assert (error.type_name, error.message, error.status) == ("ValueError", "the env says no", 500)
-    assert "served_envs.py" in error.traceback
+    assert "served.py" in error.traceback
     original = error.original()
     assert type(original) is ValueError
     assert original.args == ("the env says no",)
@@ -180,7 +181,7 @@ def test_an_exception_comes_with_its_type_and_traceback(counter: Server) -> None
     with pytest.raises(RemoteError) as caught:
         client.ask("call", "fail", ("own",))
     assert caught.value.original() is caught.value
-    assert caught.value.type_name == "served_envs.OwnError"
+    assert caught.value.type_name == "zoo.served.OwnError"
     with pytest.raises(RemoteError) as caught:
         client.ask("call", "fail", ("exit",))
     assert caught.value.type_name == "SystemExit"
@@ -190,7 +191,7 @@ def test_an_exception_comes_with_its_type_and_traceback(counter: Server) -> None
 
 
 def test_an_observation_that_lies_is_refused_by_the_reader() -> None:
-    with server("--factory", "served_envs:Liar") as running:
+    with server("--factory", "zoo.served:Liar") as running:
         client = running.client()
         client.ask("reset", 1, None)
         for action in range(5):
@@ -199,7 +200,7 @@ def test_an_observation_that_lies_is_refused_by_the_reader() -> None:
 
 
 def test_an_observation_that_cannot_be_sent_is_named() -> None:
-    with server("--factory", "served_envs:Unsendable") as running:
+    with server("--factory", "zoo.served:Unsendable") as running:
         client = running.client()
         with pytest.raises(RemoteError, match=r"observation\['a'\]\[0\]: a value of type object cannot be sent"):
             client.ask("reset", 1, None)
@@ -250,7 +251,7 @@ def test_unknown_paths_methods_and_types(counter: Server) -> None:
     assert answer.status == 404
     assert "/reset" in decode(answer.body)["error"]["message"]
     with pytest.raises(ProtocolError, match=r"http://127.0.0.1:\d+/nowhere \(HTTP 404\): there is no '/nowhere'"):
-        client.protocol.read_call(answer)
+        drive(client.protocol.call("x"), lambda request: answer)
     assert client.send(Request("GET", "/step")).status == 405
     assert client.send(Request("POST", "/spaces")).status == 405
     assert client.send(Request("POST", "/close", {"Content-Type": "text/plain"})).status == 415
@@ -279,16 +280,20 @@ GARBAGE = {
     "nothing": (b"", 0),
     "no HTTP": (b"hello\r\n\r\n", 400),
     "another HTTP": (b"PRI * HTTP/2.0\r\n\r\n", 400),
+    "HTTP without a host": (b"GET /health HTTP/1.1\r\n\r\n", 400),
+    "an empty head": (b"\r\n\r\n\r\n\r\n", 400),
+    "a head within a head": (b"GET / HTTP/1.1\nHost: a\n\nGET /health HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\r\n\r\n", 400),
-    "a header without a colon": (b"GET /health HTTP/1.1\r\nnonsense\r\n\r\n", 400),
-    "a negative length": (b"POST /step HTTP/1.1\r\nContent-Length: -5\r\n\r\n", 400),
-    "a length that is text": (b"POST /step HTTP/1.1\r\nContent-Length: lots\r\n\r\n", 400),
-    "two lengths": (b"POST /step HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
-    "chunks": (b"POST /step HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", 411),
-    "a body too large": (b"POST /step HTTP/1.1\r\nContent-Length: 10000000000\r\n\r\n", 413),
-    "a huge length": (b"POST /step HTTP/1.1\r\nContent-Length: " + b"9" * 50 + b"\r\n\r\n", 400),
-    "a head without end": (b"GET /health HTTP/1.1\r\nX: " + b"x" * 100_000, 431),
-    "half a request": (b"POST /step HTTP/1.1\r\nContent-Length: 100\r\n\r\nhalf", 0),
+    "a header without a colon": (b"GET /health HTTP/1.1\r\nHost: a\r\nnonsense\r\n\r\n", 400),
+    "a negative length": (b"POST /step HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", 400),
+    "a length that is text": (b"POST /step HTTP/1.1\r\nHost: a\r\nContent-Length: lots\r\n\r\n", 400),
+    "two lengths": (b"POST /step HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
+    "another coding": (b"POST /step HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
+    "chunks": (b"POST /step HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", 411),
+    "a body too large": (b"POST /step HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000000\r\n\r\n", 413),
+    "a huge length": (b"POST /step HTTP/1.1\r\nHost: a\r\nContent-Length: " + b"9" * 50 + b"\r\n\r\n", 400),
+    "a head without end": (b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 100_000, 431),
+    "half a request": (b"POST /step HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nhalf", 0),
     "random bytes": (random.Random(1).randbytes(5000) + b"\r\n\r\n", 400),
 }
 
@@ -303,7 +308,7 @@ def test_garbage_is_refused_and_the_server_goes_on(counter: Server, data: bytes,
 def test_a_body_over_the_limit_is_a_413_even_while_it_is_sent() -> None:
     with server(*COUNTER, "--max-bytes", "1000000") as running:
         size = 30_000_000
-        head = f"POST /step HTTP/1.1\r\nContent-Type: application/msgpack\r\nContent-Length: {size}\r\n\r\n"
+        head = f"POST /step HTTP/1.1\r\nHost: a\r\nContent-Type: application/msgpack\r\nContent-Length: {size}\r\n\r\n"
         got = raw(running, head.encode() + b"x" * size, end=True)
         assert got.startswith(b"HTTP/1.1 413 ")
         assert b"over the limit of 1000000" in got
@@ -318,12 +323,12 @@ def test_a_large_body_within_the_limit_arrives(counter: Server) -> None:
 
 
 def test_the_ways_of_http(counter: Server) -> None:
-    closing = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
+    closing = b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     assert b"Connection: close" in raw(counter, closing)
     assert raw(counter, b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
     assert raw(counter, b"GET /spaces HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
     # Requests sent ahead are answered in order.
-    ahead = b"GET /spaces HTTP/1.1\r\n\r\nGET /nowhere HTTP/1.1\r\n\r\n" + closing
+    ahead = b"GET /spaces HTTP/1.1\r\nHost: a\r\n\r\nGET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n" + closing
     got = raw(counter, ahead)
     assert re.findall(rb"HTTP/1\.1 (\d+)", got) == [b"200", b"404", b"200"]
     # One byte at a time.
@@ -335,7 +340,7 @@ def test_the_ways_of_http(counter: Server) -> None:
     sock = counter.connect()
     body = encode({"name": "length"})
     sock.sendall(
-        b"POST /call HTTP/1.1\r\nContent-Type: application/msgpack\r\nExpect: 100-continue\r\n"
+        b"POST /call HTTP/1.1\r\nHost: a\r\nContent-Type: application/msgpack\r\nExpect: 100-continue\r\n"
         b"Content-Length: %d\r\n\r\n" % len(body)
     )
     assert sock.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -348,7 +353,7 @@ def test_too_many_requests_ahead_are_refused(counter: Server) -> None:
     holding = threading.Thread(target=hold.ask, args=("call", "spin", (0.5,)))
     holding.start()
     await_busy(counter)
-    got = raw(counter, b"GET /spaces HTTP/1.1\r\n\r\n" * 20)
+    got = raw(counter, b"GET /spaces HTTP/1.1\r\nHost: a\r\n\r\n" * 20)
     holding.join()
     assert got.count(b"HTTP/1.1 200 ") <= 8
     assert counter.client().ask("call", "length") == 3
@@ -404,11 +409,11 @@ def test_a_client_that_goes_away_during_a_step_harms_nobody() -> None:
     with server(*COUNTER) as running:
         for _ in range(5):
             client = running.client(described=False)
-            request = GymProtocol().call("spin", (0.05,))
+            request = next(GymProtocol().call("spin", (0.05,)))
             client.connection.request("POST", request.path, request.body, dict(request.headers))
             client.close()
         half = running.connect()
-        half.sendall(b"POST /step HTTP/1.1\r\nContent-Length: 50\r\n\r\nhalf")
+        half.sendall(b"POST /step HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\nhalf")
         half.close()
         assert running.client().ask("call", "length") == 3
 
@@ -444,7 +449,7 @@ def test_a_server_says_503_until_its_environment_is_built(tmp_path) -> None:
     environment = {"SERVED_ENVS_GATE": str(gate)}
     with (
         free_port() as port,
-        server("--factory", "served_envs:slow_to_build", wait=False, port=port, env=environment) as running,
+        server("--factory", "zoo.served:slow_to_build", wait=False, port=port, env=environment) as running,
     ):
         client = running.client(described=False)
         deadline = time.monotonic() + 30
@@ -464,7 +469,7 @@ def test_a_server_says_503_until_its_environment_is_built(tmp_path) -> None:
 
 
 def test_a_failing_build_ends_with_its_traceback() -> None:
-    with server("--factory", "served_envs:broken", wait=False) as running:
+    with server("--factory", "zoo.served:broken", wait=False) as running:
         code, _, err = running.end()
     assert code == 1
     assert "RuntimeError: cannot be built" in err
@@ -484,7 +489,7 @@ def test_arguments_that_make_no_sense(args: tuple[str, ...]) -> None:
 
 def test_options_reach_the_environment() -> None:
     args = ("--kwargs", '{"length": 50}', "--max-episode-steps", "2", "--render-mode", "ansi")
-    with server(*COUNTER, *args, "--warm-up", "served_envs:warm_up") as running:
+    with server(*COUNTER, *args, "--warm-up", "zoo.served:warm_up") as running:
         client = running.client()
         assert client.protocol.description.render_mode == "ansi"
         assert client.ask("reset", 1, None)[1]["warm"] is True
@@ -541,7 +546,7 @@ def test_a_signal_closes_the_environment(number: int, code: int, busy: bool) -> 
 def test_close_answers_and_ends() -> None:
     with server(*COUNTER) as running:
         client = running.client()
-        assert client.send(client.protocol.close()).status == 200
+        client.ask("close")
         code, out, _ = running.end()
     assert code == 0
     assert out.count("closed the env") == 1

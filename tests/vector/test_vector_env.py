@@ -14,13 +14,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Faulty, Loaded, SpaceEnv
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import prized_gym
 from prized_gym import Base, ForkedVectorEnv
+from zoo.envs import Loaded, SpaceEnv
+from zoo.faulty import Faulty
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -214,7 +215,7 @@ def test_partial_steps_come_as_they_are_ready(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_a_failure_among_partial_steps(mode: str) -> None:
     envs = ForkedVectorEnv(
-        Faulty, num_envs=3, on_failure="truncate", step_timeout=1.0, reset_timeout=20, autoreset_mode=mode
+        Faulty, num_envs=3, on_failure="truncate", step_timeout=2.0, reset_timeout=20, autoreset_mode=mode
     )
     envs.reset(seed=0)
     envs.send([0, Faulty.HANG, Faulty.KILL])
@@ -429,10 +430,10 @@ def test_actions_sent_in_another_order_reach_their_copies(engine: str) -> None:
 def test_queued_copies_have_their_time_from_when_they_begin() -> None:
     class Slow(Faulty):
         def step(self, action: Any) -> Any:
-            time.sleep(0.4)
+            time.sleep(0.5)
             return super().step(action)
 
-    envs = ForkedVectorEnv(Slow, num_envs=5, max_concurrent=1, step_timeout=1.5)
+    envs = ForkedVectorEnv(Slow, num_envs=5, max_concurrent=1, step_timeout=2.3)
     envs.reset(seed=0)
     envs.send([0] * 5)
     assert envs.recv(5)[0][:, 0].tolist() == [1] * 5

@@ -15,25 +15,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from prized_gym.wire import Encoded, Limits, WireError, decode, encodable, encode, encode_info
-
-
-def same(a, b) -> bool:
-    """Whether two values are of the same types and bits throughout."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    if isinstance(a, np.generic):
-        return a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, float):
-        return struct.pack("d", a) == struct.pack("d", b)
-    return a == b
-
+from prized_gym.wire import Encoded, Limits, WireError, decode, encodable, encode, encode_info, encode_parts
+from tools.comparing import same
 
 PLAIN = [
     None,
@@ -281,11 +264,25 @@ def test_a_cycle_is_an_error_in_a_value_and_cut_in_an_info() -> None:
 
 
 def test_encoded_values_nest() -> None:
-    inner = encode({"x": np.arange(5000), "t": (1, 2)})
-    assert isinstance(inner, Encoded)
-    back = decode(encode({"steps": [inner, inner], "reset": inner}))
-    assert same(back["steps"][1], decode(inner))
+    array = np.arange(5000)
+    inner = encode_parts({"x": array, "t": (1, 2)})
+    assert isinstance(inner, Encoded) and inner.size == len(bytes(inner))
+    outer = encode_parts({"steps": [inner, inner], "reset": inner.owned()})
+    assert outer.size == len(bytes(outer))
+    back = decode(bytes(outer))
+    assert same(back["steps"][1], decode(bytes(inner)))
     assert same(back["reset"]["t"], (1, 2))
+    array[0] = 7  # sent as it is when it is sent, but for what is owned
+    later = decode(bytes(outer))
+    assert (later["steps"][0]["x"][0], later["reset"]["x"][0]) == (7, 0)
+
+
+def test_the_parts_of_a_lossy_message() -> None:
+    assert bytes(encode_parts({"a": {1}}, lossy=True)) == encode_info({"a": {1}})
+    with pytest.raises(WireError, match=r"^obs\['a'\]: "):
+        encode_parts({"a": {1}}, what="obs")
+    with pytest.raises(WireError, match="over the limit of 100 bytes"):
+        encode_parts([encode_parts(b"x" * 99)] * 2, limits=Limits(max_bytes=100))
 
 
 def test_the_size_limit_holds_while_writing() -> None:

@@ -11,10 +11,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from test_codec import same
-from wire_spaces import EVERY_KIND, random_space
 
 from prized_gym.wire import WireError, check, decode, default_value, encode, space_from_data, space_to_data
+from tools.comparing import same
+from zoo.spaces import SPACES, random_space
 
 
 def rebuilt(space: gym.Space) -> gym.Space:
@@ -55,7 +55,7 @@ def same_samples(space: gym.Space, other: gym.Space, count: int = 5) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*Box (low|high)'s precision lowered:UserWarning")
-@pytest.mark.parametrize("space", EVERY_KIND.values(), ids=EVERY_KIND.keys())
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
 def test_every_kind_of_space(space: gym.Space) -> None:
     other = rebuilt(space)
     same_space(space, other)
@@ -71,7 +71,7 @@ def test_random_nested_spaces() -> None:
         same_samples(space, other, 2)
 
 
-@pytest.mark.parametrize("space", EVERY_KIND.values(), ids=EVERY_KIND.keys())
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
 def test_the_default_value_is_in_the_space(space: gym.Space) -> None:
     value = default_value(space)
     if not (
@@ -198,7 +198,7 @@ def test_garbled_spaces_give_a_space_or_a_wire_error() -> None:
         return rng.choice(junk)
 
     for _ in range(1500):
-        space = rng.choice(list(EVERY_KIND.values())) if rng.random() < 0.5 else random_space(rng)
+        space = rng.choice(list(SPACES.values())) if rng.random() < 0.5 else random_space(rng)
         try:
             assert isinstance(space_from_data(garble(space_to_data(space))), gym.Space)
         except WireError:

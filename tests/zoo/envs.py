@@ -1,51 +1,16 @@
-"""Environments for the tests: every space, and every way to misbehave."""
+"""Environments that hold still to be looked at."""
 
 from __future__ import annotations
 
-import ctypes
+import copy
 import os
-import random
-import signal
-import sys
-import time
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-SPACES: dict[str, gym.Space[Any]] = {
-    "box": spaces.Box(-1, 1, (3,), np.float32),
-    "box_scalar": spaces.Box(-1, 1, (), np.float64),
-    "box_image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
-    "box_int64": spaces.Box(-5, 5, (2, 2), np.int64),
-    "box_float16": spaces.Box(-1, 1, (2,), np.float16),
-    "box_bool": spaces.Box(0, 1, (4,), np.bool_),
-    "box_unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float64),
-    "box_empty": spaces.Box(-1, 1, (0,), np.float32),
-    "discrete": spaces.Discrete(5),
-    "discrete_start": spaces.Discrete(4, start=-2),
-    "multidiscrete": spaces.MultiDiscrete([3, 4, 2]),
-    "multidiscrete_2d": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), start=np.array([[1, 0], [-1, 2]])),
-    "multibinary": spaces.MultiBinary(4),
-    "multibinary_2d": spaces.MultiBinary((2, 3)),
-    "text": spaces.Text(6),
-    "oneof": spaces.OneOf([spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)]),
-    "graph": spaces.Graph(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3)),
-    "sequence": spaces.Sequence(spaces.Discrete(4)),
-    "sequence_stacked": spaces.Sequence(spaces.Box(-1, 1, (2,), np.float32), stack=True),
-    "dict": spaces.Dict({"b": spaces.Box(-1, 1, (2,), np.float32), "a": spaces.Discrete(3)}),
-    "tuple": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)]),
-    "dict_of_one": spaces.Dict({"x": spaces.Box(-1, 1, (2,), np.float32)}),
-    "tuple_of_one": spaces.Tuple((spaces.Discrete(3),)),
-    "nested": spaces.Dict(
-        {
-            "position": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(3)]),
-            "inner": spaces.Dict({"word": spaces.Text(4), "level": spaces.Discrete(7, start=1)}),
-            "image": spaces.Box(0, 255, (4, 4), np.uint8),
-        }
-    ),
-}
+from zoo.spaces import SPACES
 
 
 class SpaceEnv(gym.Env[Any, Any]):
@@ -54,8 +19,8 @@ class SpaceEnv(gym.Env[Any, Any]):
     metadata = {"render_modes": ["rgb_array"], "kind": "space"}
 
     def __init__(self, space: str = "box", action: str | None = None, render_mode: str | None = None) -> None:
-        self.observation_space = _with_seed(SPACES[space])
-        self.action_space = _with_seed(SPACES[action or space])
+        self.observation_space = copy.deepcopy(SPACES[space])
+        self.action_space = copy.deepcopy(SPACES[action or space])
         self.render_mode = render_mode
         self.steps = 0
 
@@ -87,12 +52,6 @@ class SpaceEnv(gym.Env[Any, Any]):
 
     def render(self) -> Any:
         return np.full((2, 2, 3), self.steps, np.uint8)
-
-
-def _with_seed(space: gym.Space[Any]) -> gym.Space[Any]:
-    import copy
-
-    return copy.deepcopy(space)
 
 
 class Loaded(gym.Env[Any, Any]):
@@ -131,97 +90,6 @@ class Loaded(gym.Env[Any, Any]):
         return self.value
 
 
-class Faulty(gym.Env[Any, Any]):
-    """Does what its action says, in the copy: 0 is an ordinary step."""
-
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = spaces.Discrete(12)
-    STEP, KILL, SEGFAULT, RAISE, EXIT, HANG, BAD_SHAPE, END, OS_EXIT, PRINT, HANG_IN_C, BAD_DTYPE = range(12)
-
-    def __init__(self, bad_reset: str | None = None, episode: int = 1000) -> None:
-        self.bad_reset = bad_reset
-        self.episode = episode
-        self.count = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.count = 0
-        bad = (options or {}).get("bad", self.bad_reset)
-        if bad == "raise":
-            raise RuntimeError("no reset today")
-        if bad == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if bad == "hang":
-            time.sleep(1000)
-        return np.array([0.0, float(seed or 0)]), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.count += 1
-        observation = np.array([float(self.count), 1.0])
-        if action == self.KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif action == self.SEGFAULT:
-            ctypes.string_at(0)
-        elif action == self.RAISE:
-            raise ZeroDivisionError("the env divided by zero")
-        elif action == self.EXIT:
-            sys.exit(3)
-        elif action == self.HANG:
-            self.hang_here()
-        elif action == self.BAD_SHAPE:
-            observation = np.zeros(3)
-        elif action == self.BAD_DTYPE:
-            observation = np.array([1j, 2j])  # type: ignore[assignment]
-        elif action == self.OS_EXIT:
-            print("last words", file=sys.stderr, flush=True)
-            os._exit(7)
-        elif action == self.PRINT:
-            print("hello from the copy", flush=True)
-        elif action == self.HANG_IN_C:
-            ctypes.PyDLL(None).sleep(1000)
-        return observation, 1.0, action == self.END, self.count >= self.episode, {}
-
-    def hang_here(self) -> None:
-        time.sleep(1000)
-
-
-class ManyGenerators(gym.Env[Any, Any]):
-    """One draw of every generator that an environment can hold, as its observation."""
-
-    observation_space = spaces.Box(0, 1, (8,), np.float64)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self.generator = np.random.default_rng(0)
-        self.legacy = np.random.RandomState(0)
-        self.python = random.Random(0)
-        self.listed = [np.random.default_rng(1)]
-        self.box = spaces.Box(0, 1, (), np.float64, seed=0)
-
-    def draws(self) -> list[float]:
-        return [
-            random.random(),
-            float(np.random.random()),
-            float(self.np_random.random()),
-            float(self.generator.random()),
-            float(self.legacy.random_sample()),
-            self.python.random(),
-            float(self.listed[0].random()),
-            float(self.box.sample()),
-        ]
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.array(self.draws()), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.array(self.draws()), 0.0, False, False, {}
-
-
 def make_loaded() -> gym.Env[Any, Any]:
-    """For ``"envs:make_loaded"``."""
+    """For ``"zoo.envs:make_loaded"``."""
     return Loaded()
-
-
-def not_an_env() -> object:
-    return object()

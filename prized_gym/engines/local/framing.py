@@ -15,12 +15,14 @@ from typing import Any
 
 import cloudpickle
 
+from prized_gym.errors import PrizedGymError
+
 HEADER = struct.Struct("<Q")
 MAX_FDS = 240
 """Linux carries at most 253 descriptors in one message."""
 
 
-class Hangup(EOFError):
+class Hangup(PrizedGymError, EOFError):
     """The other end closed its socket."""
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Literal
 
+from prized_gym.errors import PrizedGymError
 from prized_gym.protocols import Request, Response
 
 ErrorKind = Literal["refused", "closed", "timeout", "garbage", "large"]
 
 
-class ChannelError(Exception):
+class ChannelError(PrizedGymError):
     """A request got no answer.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Requests through commands inside a sandbox, to the exec proxy there (`prized_gym.server.exec_proxy`)."""
+"""Requests through commands inside a sandbox, to the exec proxy there (``prized_gym.server.exec_proxy``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import base64
 import binascii
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol, get_args
 
 from prized_gym import background
@@ -53,9 +54,16 @@ class ExecChannel(Channel):
     Args:
         commands: runs them.
         directory: where the exec proxy was told to work.
+        submit: has a command run in a thread.
     """
 
-    def __init__(self, commands: Commands, directory: str) -> None:
+    def __init__(
+        self,
+        commands: Commands,
+        directory: str,
+        submit: Callable[[Callable[[], Response]], Future[Response]] = background.submit,
+    ) -> None:
+        self._submit = submit
         self._commands = commands
         self._directory = directory
         self._free: asyncio.LifoQueue[int] = asyncio.LifoQueue()
@@ -68,7 +76,7 @@ class ExecChannel(Channel):
         except (TimeoutError, asyncio.TimeoutError):
             raise ChannelError("timeout", f"{name_of(request)}: no lane was free within {timeout:g} s") from None
         loop = asyncio.get_running_loop()
-        call = background.submit(lambda: self._ask(lane, request, limit, timeout))
+        call = self._submit(lambda: self._ask(lane, request, limit, timeout))
         # Not before the command has ended, even where nobody waits for it any more.
         call.add_done_callback(lambda _: loop.call_soon_threadsafe(self._free.put_nowait, lane))
         return await asyncio.wrap_future(call)

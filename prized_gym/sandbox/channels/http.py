@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import ssl
 import time
@@ -145,6 +146,12 @@ class HttpChannel(Channel):
             connection.abort()
 
 
+@functools.lru_cache(maxsize=256)
+def _head(method: str, target: str, headers: tuple[tuple[str, str], ...]) -> h11.Request:
+    """A request's head, checked: steps have the same one again and again."""
+    return h11.Request(method=method, target=target, headers=list(headers))
+
+
 class _Connection(asyncio.Protocol):
     """One connection; one request at a time."""
 
@@ -154,7 +161,8 @@ class _Connection(asyncio.Protocol):
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD)
         self._waiter: asyncio.Future[Response] | None = None
         self._head: h11.Response | None = None
-        self._body = bytearray()
+        self._body: list[bytes] = []
+        self._size = 0
         self._what = ""
         self._limit = 0
         self._interim = 0
@@ -172,12 +180,12 @@ class _Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._what, self._limit = name_of(request), limit
         self._head, self._interim, self._answered = None, 0, False
-        self._body = bytearray()
+        self._body, self._size = [], 0
         headers = [("Host", host), *request.headers.items()]
         if request.body or request.method not in ("GET", "HEAD"):
             headers.append(("Content-Length", str(len(request.body))))
         try:
-            data = self._http.send(h11.Request(method=request.method, target=request.path, headers=headers)) or b""
+            data = self._http.send(_head(request.method, request.path, tuple(headers))) or b""
             if request.body:
                 data += self._http.send(h11.Data(data=request.body)) or b""
             data += self._http.send(h11.EndOfMessage()) or b""
@@ -236,8 +244,9 @@ class _Connection(asyncio.Protocol):
         if event is h11.NEED_DATA or event is h11.PAUSED:
             return False
         if isinstance(event, h11.Data):
-            self._body += event.data
-            if len(self._body) > self._limit:
+            self._body.append(event.data)
+            self._size += len(event.data)
+            if self._size > self._limit:
                 self._fail("large", f"{self._what}: the answer has more than the {self._limit} bytes that may be read")
                 return False
         elif isinstance(event, h11.InformationalResponse):
@@ -271,8 +280,8 @@ class _Connection(asyncio.Protocol):
     def _complete(self) -> None:
         assert self._head is not None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._head.headers}
-        response = Response(self._head.status_code, headers, bytes(self._body), self._what)
-        self._body = bytearray()
+        response = Response(self._head.status_code, headers, b"".join(self._body), self._what)
+        self._body = []
         # What came after the answer must not be taken for the next one.
         trailing = bool(self._http.trailing_data[0])
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE and not trailing:

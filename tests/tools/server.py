@@ -15,14 +15,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from prized_gym.protocols import GymProtocol, Protocol, Request, Response
+from prized_gym.protocols import GymProtocol, Protocol, Request, Response, drive
 
 ROOT = Path(__file__).parents[2]
-HERE = ROOT / "tests" / "zoo"
+TESTS = ROOT / "tests"
 
 
 class Client:
-    """One connection; each method of `ask` is one request and the reading of its answer."""
+    """One connection; `ask` runs one operation of the protocol over it."""
 
     def __init__(self, port: int, protocol: Protocol | None = None, timeout: float = 30) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
@@ -36,8 +36,7 @@ class Client:
         return Response(answer.status, headers, body, f"http://127.0.0.1:{self.connection.port}{request.path}")
 
     def ask(self, name: str, *args, **kwargs):
-        request = getattr(self.protocol, name)(*args, **kwargs)
-        return getattr(self.protocol, f"read_{name}")(None if request is None else self.send(request))
+        return drive(getattr(self.protocol, name)(*args, **kwargs), self.send)
 
     def close(self) -> None:
         self.connection.close()
@@ -51,7 +50,7 @@ class Server:
     """`python -m prized_gym.server` with these arguments, from when it is ready."""
 
     def __init__(self, *args: str, wait: bool = True, env: dict[str, str] | None = None, port: int = 0) -> None:
-        path = os.pathsep.join([str(ROOT), str(HERE)])
+        path = os.pathsep.join([str(ROOT), str(TESTS)])
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "prized_gym.server", "--port", str(port), *args],
             env={**os.environ, "PYTHONPATH": path, **(env or {})},

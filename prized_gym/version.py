@@ -1,0 +1,3 @@
+"""The version of this library: the one place that has it."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""What several tests use: processes and how to wait for them, sandboxes, the server's client, comparing, libraries."""

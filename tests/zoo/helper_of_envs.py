@@ -1,3 +1,0 @@
-"""A module beside the environments."""
-
-ANSWER = 42
