@@ -16,9 +16,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Faulty, Loaded
-from fleet_tools import ask, begin, begin_some, first, forked, make_base, step
-from process_tools import own_descendants
 
 from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError
 from prized_gym.interface import commands as ops
@@ -26,6 +23,10 @@ from prized_gym.interface.commands import Call, Reseed, SetAttr
 from prized_gym.interface.engine import BaseHandle
 from prized_gym.interface.failure import CopyDiedError, CopyTimeoutError
 from prized_gym.interface.fleet import Finished, Fleet, TimeLimits
+from tools.fleets import ask, begin, begin_some, first, forked, make_base, step
+from tools.processes import own_descendants
+from zoo.envs import Loaded
+from zoo.faulty import Faulty
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -181,7 +182,7 @@ def test_descriptors_say_when_there_is_something_to_return(fleet: Fleet) -> None
 def test_some_of_a_batch_of_all_can_be_waited_for(make: Make, tmp_path: Path) -> None:
     class Gated(Slow):
         def step(self, action: Any) -> Any:
-            return super().step(action) if action else Faulty.step(self, 0)
+            return super().step(0) if action else Faulty.step(self, 0)
 
     base = make(Gated, env_kwargs={"folder": str(tmp_path)})
     fleet = base.fleet(3)
