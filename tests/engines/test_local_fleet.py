@@ -265,22 +265,24 @@ def test_copies_are_replaced_whatever_they_are_doing(fleet: Fleet) -> None:
 # Time limits
 
 
-@pytest.mark.parametrize("steps", [1, WARM])
-def test_a_step_has_its_limit(base: BaseHandle, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("steps", "action", "place"), [(1, Faulty.HANG, "hang_here"), (WARM, Faulty.HANG_IN_C, "step")]
+)
+def test_a_step_has_its_limit(base: BaseHandle, steps: int, action: int, place: str) -> None:
     fleet = base.fleet(3, TimeLimits(step=0.5))
     forked(fleet)
     for _ in range(steps):
         step(fleet, [0, 0, 0])
         assert fleet.next_deadline is None
     started = time.monotonic()
-    begin(fleet, [0, Faulty.HANG, 0])
+    begin(fleet, [0, action, 0])
     deadline = fleet.next_deadline
     assert deadline is not None and started + 0.5 <= deadline <= time.monotonic() + 0.5
     finished = fleet.wait()
     assert time.monotonic() >= deadline
     failure = finished.failures[1]
     assert list(finished.failures) == [1] and failure.kind == "timeout" and "0.5 s" in failure.reason
-    assert "hang_here" in failure.stack and isinstance(failure.error(), CopyTimeoutError)
+    assert f"in {place}" in failure.stack and isinstance(failure.error(), CopyTimeoutError)
     assert fleet.next_deadline is None and not fleet.alive(1)
     assert fleet.observations.arrays[0][:, 0].tolist() == [steps + 1, steps, steps + 1]
     fleet.close()

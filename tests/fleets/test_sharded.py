@@ -107,13 +107,13 @@ def test_waiting_for_several_bases_does_not_spin() -> None:
         fleet = base.fleet(4)
         fleet.fork(resets(range(4)))
         fleet.wait()
-        fleet.step([np.array([60, 60, 60, 60])], [], bytes([ops.STEP]) * 4)
+        fleet.step_some(range(4), [np.array([60, 60, 60, 60])], [], bytes([ops.STEP]) * 4)
         used = time.process_time()
         assert len(fleet.wait(1).copies) >= 1
         while fleet.busy:
             fleet.wait(1)
         assert time.process_time() - used < 0.3
-        fleet.step([np.array([90, 0, 0, 90])], [], bytes([ops.STEP]) * 4)
+        fleet.step_some(range(4), [np.array([90, 0, 0, 90])], [], bytes([ops.STEP]) * 4)
         seen = list(fleet.wait(2).copies)
         assert seen == [1, 2] and fleet.busy == [0, 3]
         assert fleet.wait(2, 0.01).copies == []

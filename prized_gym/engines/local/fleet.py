@@ -225,8 +225,11 @@ class LocalFleet(Fleet):
         return self._copies.roster.where(index)
 
     def usage(self, index: int) -> Usage:
-        block = self._copies.block
-        return Usage(float(block.cpu[index]), float(block.memory[index]) / 1e9)
+        block, copy = self._copies.block, self._copies.roster.live.get(index)
+        usage = Usage(float(block.cpu[index]), float(block.memory[index]) / 1e9)
+        if copy is not None:
+            usage.seconds = time.monotonic() - copy.made
+        return usage
 
     def release(self, indices: Sequence[int]) -> None:
         self._check_open()
