@@ -141,7 +141,8 @@ def test_supervisor_killed_is_news(own_store: Path) -> None:
 def test_run_time_ends_even_if_the_maker_hangs(own_store: Path) -> None:
     program = (
         PRELUDE
-        + "options['max_runtime_min'] = 0.03\nbox = Sandbox.create(**options); say('go'); os.kill(os.getpid(), signal.SIGSTOP)"
+        + "options['max_runtime_min'] = 0.03\nsandbox = Sandbox.create(**options); say('go')\n"
+        + "os.kill(os.getpid(), signal.SIGSTOP)"
     )
     with start_python(program) as runtime:
         assert runtime.stdout is not None and runtime.stdout.readline() == "go\n"
