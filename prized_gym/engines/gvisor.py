@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -116,9 +117,8 @@ class GvisorDriver(Driver):
         return GvisorSandbox(sandbox)
 
     def connect(self, id: str) -> Sandbox:
-        with _translated():
-            # A kept sandbox can only be forked, so the base is a fork of it, which can be used too.
-            kept = runsc.Sandbox.connect(id, runsc=self._runsc)
+        # A kept sandbox can only be forked, so the base is a fork of it, which can be used too.
+        with _translated(), runsc.Sandbox.connect(id, runsc=self._runsc) as kept:
             return GvisorSandbox(kept.fork(1)[0])
 
 
@@ -258,7 +258,10 @@ class GvisorSandbox(Sandbox):
 
     def keep(self, lifetime_hours: float | None) -> str:
         with _translated():
-            return self._sandbox.keep(None if lifetime_hours is None else lifetime_hours * 3600.0)
+            kept = self._sandbox.keep(None if lifetime_hours is None else lifetime_hours * 3600.0)
+            # Ends this handle only, with what it holds of this process's runtime.
+            self._sandbox.close()
+            return kept
 
     # Life
 
@@ -315,9 +318,8 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except runsc.RunscUnavailable as error:
-        raise EngineUnavailableError(
-            f"engine='gvisor' cannot run here: {error}\nengine='local' forks processes instead of sandboxes."
-        ) from error
+        instead = "\nengine='local' forks processes instead of sandboxes." if sys.platform.startswith("linux") else ""
+        raise EngineUnavailableError(f"engine='gvisor' cannot run here: {error}{instead}") from error
     except runsc.SandboxDied as error:
         raise SandboxDiedError(str(error)) from error
     except runsc.SandboxTimeout as error:

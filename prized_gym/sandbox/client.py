@@ -22,7 +22,7 @@ _READY_EVERY = 0.02
 
 async def run(channel: Channel, operation: Exchange[_T], timeout: float, max_bytes: int) -> _T:
     """Run one operation of a protocol over a channel, as :meth:`Client.run` does; answers have at most ``max_bytes``."""
-    ends = time.monotonic() + timeout
+    left, ends = timeout, time.monotonic() + timeout
     exchange = checked(operation)
     response: Response | None = None
     try:
@@ -32,9 +32,9 @@ async def run(channel: Channel, operation: Exchange[_T], timeout: float, max_byt
             except StopIteration as ended:
                 value: _T = ended.value
                 return value
-            left = max(0.001, ends - time.monotonic())
             limit = left if request.timeout is None else request.timeout
             response = await channel.ask(request, limit=max_bytes, timeout=limit)
+            left = max(0.001, ends - time.monotonic())
     finally:
         exchange.close()
 

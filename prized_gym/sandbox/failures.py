@@ -164,7 +164,8 @@ async def last_words(sandbox: Sandbox, client: Client, timeout: float) -> tuple[
 
     async def stack() -> str:
         try:
-            return await client.stack(timeout)
+            # It may have to wait for a thread, or for a turn.
+            return await asyncio.wait_for(client.stack(timeout), 1.5 * timeout)
         except Exception:
             return ""
 

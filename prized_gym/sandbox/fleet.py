@@ -8,27 +8,27 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_for_futures
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from prized_gym import background
-from prized_gym.batch import ActionBuffer, Array, ObservationBuffer
+from prized_gym.batch import ActionBuffer, Array
 from prized_gym.interface import commands as ops
 from prized_gym.interface.commands import Command, Reset, Start
-from prized_gym.interface.failure import Failure, not_forked
+from prized_gym.interface.failure import Failure
 from prized_gym.interface.fleet import UNLIMITED, Finished, Fleet, TimeLimits, Usage
-from prized_gym.protocols import Protocol, StepAnswer
+from prized_gym.protocols import Protocol
 from prized_gym.sandbox.account import Guarded
 from prized_gym.sandbox.channels.channel import ChannelError
-from prized_gym.sandbox.client import Client
 from prized_gym.sandbox.failures import Watch, explain, last_words
 from prized_gym.sandbox.jobs import Job, Jobs
 from prized_gym.sandbox.making import Making, not_made
 from prized_gym.sandbox.pool import Forked
+from prized_gym.sandbox.roster import Member, Roster
+from prized_gym.sandbox.rows import Began, Branched, Outcome, Result, Rows
 
 if TYPE_CHECKING:
     from prized_gym.sandbox.base import SandboxBase
@@ -38,45 +38,10 @@ _LAST_WORDS = 1.5
 _ANSWERING = 30.0
 _CLOSING = 10.0
 
-
-@dataclass
-class Member:
-    """One copy.
-
-    Attributes:
-        sandbox: the sandbox.
-        client: of the server in it.
-        since: when it was made, in monotonic seconds.
-    """
-
-    sandbox: Guarded
-    client: Client
-    since: float
+_LEFT_ALIVE = ("raised", "exited")
+"""Failures of something that a copy was asked, not of the copy."""
 
 
-@dataclass
-class Began:
-    """What a reset gave."""
-
-    obs: Any
-    info: dict[str, Any]
-
-
-@dataclass
-class Result:
-    """What a command gave."""
-
-    value: Any
-
-
-@dataclass
-class Branched:
-    """The copy is a fork of copy ``source``, or ``source`` itself after it was forked."""
-
-    source: int
-
-
-Outcome: TypeAlias = Began | Result | Branched | StepAnswer | Failure
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, Outcome]]
 
 
@@ -100,15 +65,12 @@ class SandboxFleet(Fleet):
         self._limits = limits
         self._labels = labels
         description = base.description
-        self.observations = ObservationBuffer(description.observation_space, size)
-        self.rewards = np.zeros(size, dtype=np.float64)
-        self.terminations = np.zeros(size, dtype=np.bool_)
-        self.truncations = np.zeros(size, dtype=np.bool_)
+        self._rows = rows = Rows(description.observation_space, size)
+        self.observations, self.rewards = rows.observations, rows.rewards
+        self.terminations, self.truncations = rows.terminations, rows.truncations
         # Only for the structure of an action.
         self._actions = ActionBuffer(description.action_space, 0)
-        self._members: dict[int, Member] = {}
-        self._failed: dict[int, Failure] = {}
-        self._leaving: list[Future[None]] = []
+        self._roster = Roster(base.pool.submit_ending)
         self._jobs: Jobs[Outcome] = Jobs()
         self._closed = False
 
@@ -134,7 +96,7 @@ class SandboxFleet(Fleet):
 
     async def _first(self, index: int, command: Command) -> Outcome:
         """The first command of a copy, whose server may need a moment to be reached."""
-        member = self._members[index]
+        member = self._roster[index]
         client, ends = member.client, time.monotonic() + _ANSWERING
         # Not the user's own ready URL: that may play an episode.
         if not await client.wait_ready(None, ends, Watch(member.sandbox)):
@@ -144,7 +106,7 @@ class SandboxFleet(Fleet):
     def branch(self, source: int, targets: Sequence[int]) -> None:
         self._base.check_open()
         self._base.pool.check_forks()
-        member = self._members.get(source)
+        member = self._roster.get(source)
         if member is None:
             self._branch_nothing(source, targets)
             return
@@ -157,17 +119,17 @@ class SandboxFleet(Fleet):
             member.client.channel.close()
             if forked.error is not None and member.sandbox.death is not None:
                 raise forked.error
-            return Branched(source)
+            return Result(None)
 
-        async def be_made(index: int) -> Outcome:
-            return making.why_not(index, await making.forked(after)) or Branched(source)
+        async def be_made(row: Branched, index: int) -> Outcome:
+            return making.why_not(index, await making.forked(after)) or row
 
-        jobs = [self._job(index, partial(be_made, index), None, making) for index in targets]
+        jobs = [self._job(index, partial(be_made, self._rows.row(source), index), None, making) for index in targets]
         self._jobs.begin([self._job(source, be_forked, None), *jobs])
 
     def _branch_nothing(self, source: int, targets: Sequence[int]) -> None:
-        gone = self._missing(source)
-        self._retire(targets)
+        gone = self._roster.missing(source)
+        self.release(targets)
 
         async def fail(failure: Failure) -> Outcome:
             return failure
@@ -184,12 +146,11 @@ class SandboxFleet(Fleet):
             with self._jobs.lock:
                 wanted = index not in making.given_up
                 if wanted:
-                    self._members[index] = Member(sandbox, self._base.client(sandbox, protocol), time.monotonic())
+                    self._roster.add(index, sandbox, self._base.client(sandbox, protocol))
             return wanted
 
-        self._retire(indices)
-        self._leaving = [future for future in self._leaving if not future.done()]
-        return Making(self._base.pool, indices, fork, take), list(self._leaving)
+        self.release(indices)
+        return Making(self._base.pool, indices, fork, take), self._roster.leaving
 
     # One batch
 
@@ -223,13 +184,13 @@ class SandboxFleet(Fleet):
             limit += self._limits.reset or 0.0
 
         async def work() -> Outcome:
-            return await self._members[index].client.step(action, then_reset, _beyond(limit))
+            return await self._roster[index].client.step(action, then_reset, _beyond(limit))
 
         return self._job(index, work, limit)
 
     def _command_job(self, index: int, command: Command) -> Job[Outcome]:
         async def work() -> Outcome:
-            return await self._command(self._members[index], command)
+            return await self._command(self._roster[index], command)
 
         return self._job(index, work, self._limits.reset if isinstance(command, Reset) else None)
 
@@ -246,12 +207,15 @@ class SandboxFleet(Fleet):
 
     async def _attempt(self, index: int, work: Work, limit: float | None, making: Making | None) -> Outcome:
         """Do what a copy is asked, within its time limit; what goes wrong is told by a failure."""
-        if making is None and index not in self._members:
-            return self._missing(index)
+        if making is None and self._roster.get(index) is None:
+            return self._roster.missing(index)
         task = asyncio.get_running_loop().create_task(work())
         try:
             await asyncio.wait({task}, timeout=limit)
-            return task.result() if task.done() else await self._overdue(index, limit or 0.0, making)
+            if task.done():
+                return task.result()
+            task.cancel()
+            return await self._overdue(index, limit or 0.0, making)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -260,25 +224,26 @@ class SandboxFleet(Fleet):
             task.cancel()
 
     async def _overdue(self, index: int, limit: float, making: Making | None) -> Failure:
-        failure = _timed_out(index, self.where(index), limit)
+        failure = _timed_out(index, self._roster.where(index), limit)
         with self._jobs.lock:
             if making is not None:
                 making.given_up.add(index)
-            member = self._members.get(index)
+            member = self._roster.get(index)
         if member is not None:
             stack, log = await last_words(member.sandbox, member.client, _LAST_WORDS)
             failure = replace(failure, stack=stack, stderr=log)
-            self._let_go(index, member)
+            if self._roster.get(index) is member:
+                self._roster.let_go(index)
         return failure
 
     async def _explained(self, index: int, error: BaseException) -> Failure:
-        member = self._members.get(index)
+        member = self._roster.get(index)
         if member is None:
             return not_made(index, error)
         try:
             return await explain(index, member.sandbox, error)
         except Exception as failed:
-            return Failure(index, self.where(index), "unreachable", f"cannot be looked into: {failed!r}")
+            return Failure(index, self._roster.where(index), "unreachable", f"cannot be looked into: {failed!r}")
 
     # In the caller's thread
 
@@ -287,53 +252,13 @@ class SandboxFleet(Fleet):
         finished = Finished(list(outcomes))
         for index, outcome in outcomes.items():
             try:
-                self._take(finished, index, outcome)
+                self._rows.take(finished, index, outcome)
             except (ValueError, TypeError, KeyError, IndexError) as error:
                 reason = f"gave an answer that does not fit its spaces: {error}"
-                finished.failures[index] = Failure(index, self.where(index), "raised", reason)
+                finished.failures[index] = Failure(index, self._roster.where(index), "raised", reason)
+            if isinstance(outcome, Failure) and outcome.kind not in _LEFT_ALIVE:
+                self._roster.bury(index, outcome)
         return finished
-
-    def _take(self, finished: Finished, index: int, outcome: Outcome) -> None:
-        if isinstance(outcome, Failure):
-            finished.failures[index] = outcome
-            if outcome.kind != "raised" and outcome.kind != "exited":
-                self._bury(index, outcome)
-        elif isinstance(outcome, Result):
-            if outcome.value is not None:
-                finished.results[index] = outcome.value
-        elif isinstance(outcome, Branched):
-            if outcome.source != index:
-                self._take_branch(index, outcome.source)
-        elif isinstance(outcome, Began):
-            self._observe(index, outcome.obs)
-            self._flag(index, 0.0, False, False)
-            if outcome.info:
-                finished.infos[index] = outcome.info
-        else:
-            self._take_step(finished, index, outcome)
-
-    def _take_step(self, finished: Finished, index: int, answer: StepAnswer) -> None:
-        observation, info = answer.obs, answer.info
-        if answer.reset is not None:
-            observation, info = answer.reset
-        self._observe(index, observation)
-        if answer.reset is not None:
-            finished.finals[index] = (answer.obs, answer.info)
-        self._flag(index, answer.reward, answer.terminated, answer.truncated)
-        if info:
-            finished.infos[index] = info
-
-    def _take_branch(self, index: int, source: int) -> None:
-        self.observations.move(source, index)
-        self._flag(index, self.rewards[source], bool(self.terminations[source]), bool(self.truncations[source]))
-
-    def _observe(self, index: int, observation: Any) -> None:
-        self.observations.store_objects(index, self.observations.write(index, observation))
-
-    def _flag(self, index: int, reward: float, terminated: bool, truncated: bool) -> None:
-        self.rewards[index] = reward
-        self.terminations[index] = terminated
-        self.truncations[index] = truncated
 
     @property
     def busy(self) -> list[int]:
@@ -350,63 +275,33 @@ class SandboxFleet(Fleet):
     # Failure and end
 
     def alive(self, index: int) -> bool:
-        member = self._members.get(index)
+        member = self._roster.get(index)
         return member is not None and member.sandbox.death is None
 
     def where(self, index: int) -> str:
-        member = self._members.get(index)
-        return self._missing(index).where if member is None else f"sandbox {member.sandbox.id}"
-
-    def _missing(self, index: int) -> Failure:
-        return self._failed.get(index) or not_forked(index)
+        return self._roster.where(index)
 
     def usage(self, index: int) -> Usage:
-        member = self._members.get(index)
-        if member is None:
-            return Usage()
-        return replace(member.sandbox.usage(), seconds=time.monotonic() - member.since)
+        return self._roster.usage(index)
 
     def end(self, index: int, timed_out: float | None = None) -> Failure:
         self._jobs.drop([index])
-        member = self._members.get(index)
+        member = self._roster.get(index)
         if member is None:
-            return self._missing(index)
-        failure = Failure(index, self.where(index), "died", "was ended")
+            return self._roster.missing(index)
+        failure = Failure(index, self._roster.where(index), "died", "was ended")
         if timed_out is not None:
-            failure = _timed_out(index, self.where(index), timed_out)
+            failure = _timed_out(index, self._roster.where(index), timed_out)
             with contextlib.suppress(Exception):
                 words = last_words(member.sandbox, member.client, _LAST_WORDS)
                 stack, log = background.run(words, 2 * _LAST_WORDS)
                 failure = replace(failure, stack=stack, stderr=log)
-        self._bury(index, failure)
+        self._roster.bury(index, failure)
         return failure
 
-    def _bury(self, index: int, failure: Failure) -> None:
-        """Remember why a copy is no more, and begin to end what is left of it."""
-        self._failed[index] = failure
-        member = self._members.get(index)
-        if member is not None:
-            self._let_go(index, member)
-
-    def _let_go(self, index: int, member: Member) -> None:
-        with self._jobs.lock:
-            if self._members.get(index) is not member:
-                return
-            del self._members[index]
-            self._leaving.append(self._base.pool.submit_ending(member.sandbox))
-        background.loop().call_soon_threadsafe(member.client.channel.close)
-
-    def _retire(self, indices: Sequence[int]) -> None:
-        """Begin to make room for other copies."""
-        self._jobs.drop(indices)
-        for index in indices:
-            self._failed.pop(index, None)
-            member = self._members.get(index)
-            if member is not None:
-                self._let_go(index, member)
-
     def release(self, indices: Sequence[int]) -> None:
-        self._retire(indices)
+        self._jobs.drop(indices)
+        self._roster.forget(indices)
 
     def close(self, timeout: float | None = None) -> None:
         if self._closed:
@@ -415,8 +310,8 @@ class SandboxFleet(Fleet):
         if sys.is_finalizing():
             return
         self._jobs.close()
-        self._retire(list(self._members))
-        wait_for_futures(self._leaving, _CLOSING)
+        self._roster.forget(self._roster.indices)
+        self._roster.wait_gone(_CLOSING)
 
 
 def _timed_out(index: int, where: str, limit: float) -> Failure:

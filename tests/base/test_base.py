@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 
 import prized_gym
 from prized_gym import Base, ForkedVectorEnv, SetupError, SetupTimeoutError
-from prized_gym.base import SHARED
+from prized_gym.sharing import SHARED
 from tools.processes import own_descendants
 from zoo.envs import Loaded, make_loaded
 from zoo.faulty import Faulty, not_an_env

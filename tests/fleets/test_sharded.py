@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from twin_bases import TwinBase, counting
 
 from prized_gym import Base, BaseDiedError, CopyTimeoutError, ForkedVectorEnv, engines
 from prized_gym.fleets.sharded import ShardedFleet
@@ -21,6 +20,7 @@ from prized_gym.interface.commands import Call, Command, Fresh, Reset
 from prized_gym.interface.engine import BaseHandle
 from prized_gym.interface.fleet import TimeLimits
 from prized_gym.recipe import Recipe
+from tools.twin_bases import TwinBase, counting
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -17,14 +17,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 from prized_gym.errors import SandboxDiedError, SandboxError
-from prized_gym.sandbox.base import SandboxEngine
-from prized_gym.sandbox.channels.http import Dialed
-from prized_gym.sandbox.driver import Driver, ExecResult, FileInfo, Sandbox, Shape
-from prized_gym.sandbox.plan import OPTIONS, Plan
+from prized_gym.sandbox.driver import Dialed, Driver, ExecResult, FileInfo, Sandbox, Shape
+from prized_gym.sandbox.engine import SandboxEngine
 
 _numbers = itertools.count(1)
 ALIVE: set[PlainSandbox] = set()
@@ -32,64 +31,95 @@ FORKS: list[int] = []
 """How many forks each call of `fork` was asked for."""
 
 
+class PlainDriver(Driver):
+    """Makes sandboxes; what a variant cannot do, or does differently, is in a subclass."""
+
+    def __init__(self) -> None:
+        self.account = f"account {next(_numbers)}"
+
+    def request(self) -> AbstractContextManager[None]:
+        """Entered around each request that a real provider would be sent."""
+        return nullcontext()
+
+    def make(self, labels: Mapping[str, str], env: Mapping[str, str], port: int) -> PlainSandbox:
+        """Make a sandbox, new or a fork."""
+        return PlainSandbox(self, dict(labels), dict(env), port)
+
+    def create(self, shape: Shape, timeout: float) -> Sandbox:
+        with self.request():
+            return self.make(shape.labels, shape.env_vars, shape.port)
+
+    def connect(self, id: str) -> Sandbox:
+        raise SandboxError(f"no sandbox {id} is kept")
+
+
 class PlainEngine(SandboxEngine):
+    """Sandboxes of one provider for all bases: ``provider``."""
+
     name: ClassVar[str] = "plain"
-    options: ClassVar[Mapping[str, Any]] = OPTIONS
+    provider: ClassVar[PlainDriver] = PlainDriver()
 
     @classmethod
     def check(cls) -> None:
         """Always available."""
 
     @classmethod
-    def driver(cls, options: Mapping[str, Any], plan: Plan | None) -> Driver:
-        return PlainDriver(8000 if plan is None else plan.port)
+    def driver(cls, options: Mapping[str, Any]) -> Driver:
+        return cls.provider
 
 
-class PlainDriver(Driver):
-    def __init__(self, port: int) -> None:
-        self.port = port
+def engine_of(provider: PlainDriver) -> type[PlainEngine]:
+    """An engine whose bases are sandboxes of ``provider``."""
 
-    def create(self, shape: Shape, timeout: float) -> Sandbox:
-        return PlainSandbox(self.port, dict(shape.labels), dict(shape.env_vars))
+    class Engine(PlainEngine):
+        name: ClassVar[str] = type(provider).__name__
 
-    def connect(self, id: str) -> Sandbox:
-        raise SandboxError(f"no sandbox {id} is kept")
+    Engine.provider = provider
+    return Engine
 
 
 class PlainFiles:
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, sandbox: PlainSandbox) -> None:
+        self.root = sandbox.root
+        self.request = sandbox.driver.request
 
     def upload(self, local: Any, remote: str | None = None) -> None:
-        shutil.copy(local, self.root / (remote or Path(local).name))
+        with self.request():
+            shutil.copy(local, self.root / (remote or Path(local).name))
 
     def download(self, remote: str, local: Any = None) -> None:
-        shutil.copy(self.root / remote, local or Path(remote).name)
+        with self.request():
+            shutil.copy(self.root / remote, local or Path(remote).name)
 
     def read(self, remote: str, *, max_bytes: int = 64 << 20) -> bytes:
-        data = (self.root / remote).read_bytes()
+        with self.request():
+            data = (self.root / remote).read_bytes()
         if len(data) > max_bytes:
             raise SandboxError("too long")
         return data
 
     def write(self, remote: str, data: bytes | str) -> None:
-        path = self.root / remote
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+        with self.request():
+            path = self.root / remote
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data if isinstance(data, bytes) else data.encode())
 
     def list(self, remote: str = ".") -> list[FileInfo]:
-        return [FileInfo(path.name, "file", 0, 0.0) for path in sorted((self.root / remote).iterdir())]
+        with self.request():
+            return [FileInfo(path.name, "file", 0, 0.0) for path in sorted((self.root / remote).iterdir())]
 
     def remove(self, remote: str) -> None:
-        (self.root / remote).unlink()
+        with self.request():
+            (self.root / remote).unlink()
 
 
 class PlainSandbox(Sandbox):
-    def __init__(self, port: int, labels: dict[str, str], env: dict[str, str]) -> None:
+    def __init__(self, driver: PlainDriver, labels: dict[str, str], env: dict[str, str], port: int) -> None:
+        self.driver = driver
         self.id = f"plain_{next(_numbers)}"
         self.root = Path(tempfile.mkdtemp(prefix="pg-plain-"))
-        self.scratch = str(self.root / "scratch")  # type: ignore[misc]
-        self.files = PlainFiles(self.root)
+        self.scratch = str(self.root / "scratch")
+        self.files = PlainFiles(self)
         self.labels = labels
         self.env = env
         self.port = port
@@ -108,6 +138,10 @@ class PlainSandbox(Sandbox):
     def _own(self, cmd: str) -> str:
         return cmd.replace(f"--port {self.port}", f"--port {self.own_port}")
 
+    def environment(self) -> dict[str, str]:
+        """The variables that its commands have beside their own."""
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
     def exec(
         self,
         cmd: str | Sequence[str],
@@ -119,35 +153,47 @@ class PlainSandbox(Sandbox):
         on_output: Callable[[str, bytes], None] | None = None,
         max_output: int = 4 << 20,
     ) -> ExecResult:
-        if self._death is not None:
-            raise SandboxDiedError(f"{self.id} ended: {self._death}")
+        with self.driver.request():
+            return self.run(cmd, timeout, env, background, on_output)
+
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        background: bool = False,
+        on_output: Callable[[str, bytes], None] | None = None,
+    ) -> ExecResult:
+        """Run a command, as :meth:`exec` does once its request has come."""
+        if self.death is not None:
+            raise SandboxDiedError(f"{self.id} ended: {self.death}")
         # the exec proxy takes its port as a word of its own.
         text = cmd if isinstance(cmd, str) else shlex.join(cmd)
         text = self._own(text).replace(f" {self.port} 2 ", f" {self.own_port} 2 ")
-        path = os.pathsep.join(sys.path)
-        variables = {**os.environ, "PYTHONPATH": path, **self.env, **(env or {})}
         process = subprocess.Popen(
             ["/bin/sh", "-c", text],
             cwd=self.root,
-            env=variables,
+            env={**self.environment(), **self.env, **(env or {})},
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if background else subprocess.PIPE,
             stderr=subprocess.DEVNULL if background else subprocess.PIPE,
         )
+        self.processes.append(process)
         if background:
             self.started.append(text)
-            self.processes.append(process)
             return ExecResult(0, "", "")
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
+            self.processes.remove(process)
             return ExecResult(137, out.decode(), err.decode(), timed_out=True)
         if on_output is not None:
             on_output("stdout", out)
             on_output("stderr", err)
+        self.processes.remove(process)
         code = process.returncode
         return ExecResult(code if code >= 0 else 128 - code, out.decode(errors="replace"), err.decode(errors="replace"))
 
@@ -158,18 +204,23 @@ class PlainSandbox(Sandbox):
     def fork(
         self, n: int, *, labels: Mapping[str, str] | None = None, network: str | None = None, timeout: float = 120.0
     ) -> list[PlainSandbox]:
-        if self._death is not None:
-            raise SandboxDiedError(f"{self.id} ended: {self._death}")
-        FORKS.append(n)
+        with self.driver.request():
+            if self.death is not None:
+                raise SandboxDiedError(f"{self.id} ended: {self.death}")
+            FORKS.append(n)
+            return self.copies(n, self.labels if labels is None else labels)
+
+    def copies(self, n: int, labels: Mapping[str, str]) -> list[PlainSandbox]:
+        """Make copies of its directory, and start in each what was started here."""
         made: list[PlainSandbox] = []
         for _ in range(n):
-            copy = PlainSandbox(self.port, dict(self.labels if labels is None else labels), self.env)
+            copy = self.driver.make(labels, self.env, self.port)
             shutil.copytree(
                 self.root, copy.root, dirs_exist_ok=True, ignore=lambda _, names: [n for n in names if n == "exec"]
             )
             for text in self.started:
                 own = text.replace(str(self.root), str(copy.root)).replace(str(self.own_port), str(copy.own_port))
-                copy.exec(own, background=True)
+                copy.run(own, background=True)
             made.append(copy)
         if any("exec_proxy.py" in text for text in self.started):
             for copy in made:
@@ -184,7 +235,7 @@ class PlainSandbox(Sandbox):
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        for process in self.processes:
+        for process in list(self.processes):
             try:
                 os.killpg(process.pid, number)
             except ProcessLookupError:
@@ -208,7 +259,7 @@ class PlainSandbox(Sandbox):
     def close(self) -> None:
         with self._lock:
             self.kill("closed")
-            for process in self.processes:
+            for process in list(self.processes):
                 process.wait()
             self._reserved.close()
             shutil.rmtree(self.root, ignore_errors=True)

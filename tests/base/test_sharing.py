@@ -1,0 +1,79 @@
+"""Who closes a base: the last who leased it, once, and never one who was only shown it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import gymnasium as gym
+import pytest
+
+from prized_gym import Base, ForkedVectorEnv
+from prized_gym.sharing import SharedBases, find_base
+
+
+def test_a_lease_is_given_back_once() -> None:
+    shared, spec = SharedBases(), gym.spec("CartPole-v1")
+    options = {"engine": "inline"}
+    first, second = shared.acquire(spec, options, False), shared.acquire(spec, options, False)
+    assert first.base is second.base
+    for _ in range(3):
+        first.release()
+    assert second.base.alive
+    second.release()
+    assert second.base.closed
+    second.release()
+    third = shared.acquire(spec, options, False)
+    assert third.base is not first.base and third.base.alive
+    first.release()
+    second.release()
+    assert third.base.alive
+    third.release()
+    assert third.base.closed
+
+
+def test_a_base_that_was_passed_is_never_closed_whoever_shares_it() -> None:
+    train = ForkedVectorEnv("CartPole-v1", num_envs=1, engine="inline")
+    test = ForkedVectorEnv(train.base, num_envs=1)
+    test.close()
+    assert train.base.alive and train.reset(seed=0)[0].shape == (1, 4)
+    own = Base("CartPole-v1", engine="inline")
+    lease = find_base(own, None, False, {})
+    lease.release()
+    assert lease.base is own and own.alive
+    own.close()
+    train.close()
+    assert train.base.closed
+
+
+def test_an_interrupted_release_is_completed_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, spec = SharedBases(), gym.spec("CartPole-v1")
+    options = {"engine": "inline"}
+    one, other = (shared.acquire(spec, options, False) for _ in range(2))
+    real = Base.close
+
+    def interrupted(self: Base) -> None:
+        monkeypatch.setattr(Base, "close", real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Base, "close", interrupted)
+    one.release()
+    one.release()
+    assert other.base.alive
+    with pytest.raises(KeyboardInterrupt):
+        other.release()
+    assert not other.base.closed
+    other.release()
+    assert other.base.closed
+
+
+def test_closing_twice_after_an_interrupt_releases_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = ForkedVectorEnv("CartPole-v1", num_envs=1, engine="inline")
+    b = ForkedVectorEnv("CartPole-v1", num_envs=1, engine="inline")
+    assert a.base is b.base
+    for _ in range(2):
+        with contextlib.suppress(Exception):
+            a.close_extras()
+    a.close()
+    assert b.base.alive and b.reset(seed=0)[0].shape == (1, 4)
+    b.close()
+    assert b.base.closed
