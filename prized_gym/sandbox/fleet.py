@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -71,6 +72,7 @@ class SandboxFleet(Fleet):
         # Only for the structure of an action.
         self._actions = ActionBuffer(description.action_space, 0)
         self._roster = Roster(base.pool.submit_ending)
+        self._makings: list[Making] = []
         self._jobs: Jobs[Outcome] = Jobs()
         self._closed = False
 
@@ -150,7 +152,15 @@ class SandboxFleet(Fleet):
             return wanted
 
         self.release(indices)
-        return Making(self._base.pool, indices, fork, take), self._roster.leaving
+        after = self._leaving()
+        self._makings.append(Making(self._base.pool, indices, fork, take))
+        return self._makings[-1], after
+
+    def _leaving(self) -> list[Future[None]]:
+        """What is done once nothing is left of copies that were let go, or given up on their way."""
+        under_way = {making: making.under_way for making in self._makings}
+        self._makings = [making for making in self._makings if under_way[making] is not None]
+        return [*self._roster.leaving, *(future for future in under_way.values() if future is not None)]
 
     # One batch
 
@@ -311,7 +321,7 @@ class SandboxFleet(Fleet):
             return
         self._jobs.close()
         self._roster.forget(self._roster.indices)
-        self._roster.wait_gone(_CLOSING)
+        wait_for_futures(self._leaving(), _CLOSING)
 
 
 def _timed_out(index: int, where: str, limit: float) -> Failure:

@@ -16,8 +16,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Faulty, Loaded
-from fleet_tools import ask, begin, begin_some, first, forked, make_base, step
 from process_tools import own_descendants
 
 from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError
@@ -26,6 +24,9 @@ from prized_gym.interface.commands import Call, Reseed, SetAttr
 from prized_gym.interface.engine import BaseHandle
 from prized_gym.interface.failure import CopyDiedError, CopyTimeoutError
 from prized_gym.interface.fleet import Finished, Fleet, TimeLimits
+from tools.fleets import ask, begin, begin_some, first, forked, make_base, step
+from zoo.envs import Loaded
+from zoo.faulty import Faulty
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -8,21 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import bad_server as bad
 import numpy as np
-import plain_driver
-import plain_variants as variants
 import pytest
-from envs import Loaded, SpaceEnv
 from gymnasium.vector import SyncVectorEnv
-from plain_driver import PlainDriver, engine_of
-from test_parity import assert_same
 
 import prized_gym
 from prized_gym.protocols import GymProtocol
 from prized_gym.sandbox.sweeping import OWNER_LABEL, is_orphan, owner
+from tools.comparing import assert_same
+from tools.sandboxes import ZOO
+from zoo import bad_server as bad
+from zoo import plain_driver
+from zoo import plain_variants as variants
+from zoo.envs import Loaded, SpaceEnv
+from zoo.plain_driver import PlainDriver, engine_of
 
-ZOO = Path(bad.__file__).parent
 BAD: dict[str, Any] = {
     "start": f"{sys.executable} {ZOO / 'bad_server.py'} --port 8000",
     "ready": "http://127.0.0.1:8000/health",

@@ -15,11 +15,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from plain_driver import ALIVE, PlainDriver, PlainSandbox
-
 from prized_gym.errors import SandboxCapacityError, SandboxError, SandboxQuotaError
 from prized_gym.interface.fleet import Usage
 from prized_gym.sandbox.driver import Capabilities, ExecResult, Listed, Sandbox, Shape
+from zoo.plain_driver import ALIVE, PlainDriver, PlainSandbox
 
 
 class Forkless(PlainDriver):
