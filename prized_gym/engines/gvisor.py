@@ -119,7 +119,11 @@ class GvisorDriver(Driver):
         with _translated():
             # A kept sandbox can only be forked, so the base is a fork of it, which can be used too.
             kept = runsc.Sandbox.connect(id, runsc=self._runsc)
-            return GvisorSandbox(kept.fork(1)[0])
+            try:
+                return GvisorSandbox(kept.fork(1)[0])
+            finally:
+                # The handle alone: what is kept stays.
+                kept.close()
 
 
 class GvisorSandbox(Sandbox):
@@ -258,7 +262,9 @@ class GvisorSandbox(Sandbox):
 
     def keep(self, lifetime_hours: float | None) -> str:
         with _translated():
-            return self._sandbox.keep(None if lifetime_hours is None else lifetime_hours * 3600.0)
+            kept = self._sandbox.keep(None if lifetime_hours is None else lifetime_hours * 3600.0)
+            self._sandbox.close()
+            return kept
 
     # Life
 
