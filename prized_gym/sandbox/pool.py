@@ -422,7 +422,13 @@ class SandboxPool:
             self._account.note_leaving(sandbox)
 
     def keep(self, lifetime_hours: float | None) -> str:
-        """Leave the first parent behind; all other parents end, and copies live on. The pool is closed to new ones."""
+        """Leave the first parent behind; all other parents end, and copies live on. The pool is closed to new ones.
+
+        Raises:
+            SandboxError: the provider keeps none; nothing has changed.
+        """
+        if not self.capabilities.keeps:
+            raise SandboxError("the provider of this engine keeps no sandboxes: a base ends with its program")
         with self._lock:
             self._closed = True
             parents = list(self._parents)

@@ -255,7 +255,12 @@ def test_sweep_deletes_what_dead_programs_left_and_nothing_else() -> None:
     with prized_gym.Base(engine=engine, progress=False) as base:
         provider.make({OWNER_LABEL: f"{host}/{pid}/{int(started) + 1}"}, {}, 8000)
         orphans = {each.id for each in provider.list({})} - {base.id}
-        others = [provider.make({OWNER_LABEL: f"other{host}/{pid}/1"}, {}, 8000), provider.make({}, {}, 8000)]
+        of_a_dead_one = {OWNER_LABEL: f"{host}/{pid}/{int(started) + 1}"}
+        others = [
+            provider.make({OWNER_LABEL: f"other{host}/{pid}/1"}, {}, 8000),
+            provider.make({}, {}, 8000),
+            provider.make({**of_a_dead_one, "kept": "yes"}, {}, 8000),
+        ]
         assert set(engine.sweep()) == orphans and engine.sweep() == []
         assert base.exec("echo here").stdout == "here\n"
         for other in others:
@@ -303,6 +308,16 @@ def test_the_end_of_a_lifetime_is_a_failure_and_no_reward() -> None:
         assert list(rewards) == [0, 1] and list(truncations) == [True, False] and not terminations.any()
         assert "lifetime is over" in infos["failure"][0]
         envs.close()
+
+
+# What is kept
+
+
+def test_a_provider_that_keeps_nothing_says_so_and_the_base_lives_on() -> None:
+    with base_of(PlainDriver(), None) as base:
+        with pytest.raises(prized_gym.SandboxError, match="keeps no sandboxes"):
+            base.keep()
+        assert base.exec("echo here").stdout == "here\n"
 
 
 # Cost

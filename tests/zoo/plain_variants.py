@@ -49,7 +49,7 @@ class Cramped(PlainDriver):
     def __init__(self, room: int) -> None:
         super().__init__()
         self.room = room
-        self.capabilities = Capabilities(most_copies=4)
+        self.capabilities = Capabilities(most_copies=4, keeps=True)
         self.parents: dict[str, list[PlainSandbox]] = {}
 
     def make(self, labels: Mapping[str, str], env: Mapping[str, str], port: int) -> PlainSandbox:
@@ -165,7 +165,8 @@ class Listing(PlainDriver):
         return made
 
     def list(self, labels: Mapping[str, str]) -> Sequence[Listed]:
-        return [Listed(each.id, each.labels) for each in self._own() if labels.items() <= each.labels.items()]
+        own = [each for each in self._own() if labels.items() <= each.labels.items()]
+        return [Listed(each.id, each.labels, kept="kept" in each.labels) for each in own]
 
     def delete(self, id: str) -> bool:
         found = [each for each in self._own() if each.id == id]
