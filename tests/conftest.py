@@ -27,7 +27,7 @@ def pytest_configure() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what could not run here, and why; dev.py says it once more at the end of all its runs."""
-    counts: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
     for report in terminalreporter.stats.get("skipped", []):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         what = "test" if report.when == "collect" or report.nodeid.count("::") else "file"

@@ -123,6 +123,9 @@ class _Engines:
             self.complain(f"{name} is passed over: {str(error).splitlines()[0]}", failed=self._named)
         except (PrizedGymError, OSError, ValueError) as error:
             self.complain(f"{name}: {error}")
+        except Exception as error:
+            # The engine of another package may be broken in any way: the others are still asked.
+            self.complain(f"{name}: {type(error).__name__}: {error}")
 
 
 def _report(removed: Sequence[KeptBase], as_json: bool) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -32,10 +33,10 @@ _DEFAULTS: dict[str, float] = {"vcpu": 1.0, "memory_gb": 2.0, "disk_gb": 4.0}
 
 
 class GvisorEngine(SandboxEngine):
-    """Sandboxes on this machine.
+    """Sandboxes on this machine. Options beyond those of every sandbox engine:
 
-    Options beyond those of every sandbox engine: ``python_path`` (directories to show read-only and to import from, beside
-    what this process has imported) and ``runsc`` (the path of the runsc to use; None: ``RUNSC``, else ``PATH``).
+    ``python_path``: directories to show read-only and to import from, beside what this process has imported.
+    ``runsc``: the path of the runsc to use; None: ``RUNSC``, else ``PATH``.
 
     A copy that is replaced, by ``fork_on`` or at the end, is deleted as it stands: ``env.close()`` is not called in it. All
     that it could let go of ends with its sandbox, and nothing outside was its own.
@@ -116,14 +117,9 @@ class GvisorDriver(Driver):
         return GvisorSandbox(sandbox)
 
     def connect(self, id: str) -> Sandbox:
-        with _translated():
-            # A kept sandbox can only be forked, so the base is a fork of it, which can be used too.
-            kept = runsc.Sandbox.connect(id, runsc=self._runsc)
-            try:
-                return GvisorSandbox(kept.fork(1)[0])
-            finally:
-                # The handle alone: what is kept stays.
-                kept.close()
+        # A kept sandbox can only be forked, so the base is a fork of it, which can be used too.
+        with _translated(), runsc.Sandbox.connect(id, runsc=self._runsc) as kept:
+            return GvisorSandbox(kept.fork(1)[0])
 
 
 class GvisorSandbox(Sandbox):
@@ -263,6 +259,7 @@ class GvisorSandbox(Sandbox):
     def keep(self, lifetime_hours: float | None) -> str:
         with _translated():
             kept = self._sandbox.keep(None if lifetime_hours is None else lifetime_hours * 3600.0)
+            # Ends this handle only, with what it holds of this process's runtime.
             self._sandbox.close()
             return kept
 
@@ -321,9 +318,8 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except runsc.RunscUnavailable as error:
-        raise EngineUnavailableError(
-            f"engine='gvisor' cannot run here: {error}\nengine='local' forks processes instead of sandboxes."
-        ) from error
+        instead = "\nengine='local' forks processes instead of sandboxes." if sys.platform.startswith("linux") else ""
+        raise EngineUnavailableError(f"engine='gvisor' cannot run here: {error}{instead}") from error
     except runsc.SandboxDied as error:
         raise SandboxDiedError(str(error)) from error
     except runsc.SandboxTimeout as error:

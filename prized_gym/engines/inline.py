@@ -129,6 +129,7 @@ class InlineFleet(Fleet):
         self._gone = {index: not_forked(index) for index in range(size)}
         self._todo: dict[int, tuple[int, Any]] = {}
         self._cpu: dict[int, float] = {}
+        self._made: dict[int, float] = {}
 
     # Making copies
 
@@ -137,6 +138,7 @@ class InlineFleet(Fleet):
         for index, command in first.items():
             self._let_go(index, not_forked(index))
             self._cpu[index] = 0.0
+            self._made[index] = time.monotonic()
             self._todo[index] = (_FORK, command)
 
     def branch(self, source: int, targets: Sequence[int]) -> None:
@@ -265,7 +267,10 @@ class InlineFleet(Fleet):
         return self._gone[index]
 
     def usage(self, index: int) -> Usage:
-        return Usage(cpu_seconds=self._cpu.get(index, 0.0))
+        usage = Usage(cpu_seconds=self._cpu.get(index, 0.0))
+        if index in self._envs:
+            usage.seconds = time.monotonic() - self._made[index]
+        return usage
 
     def release(self, indices: Sequence[int]) -> None:
         for index in indices:

@@ -32,12 +32,13 @@ class Deadlines:
             return
         if since is None:
             since = time.monotonic()
-        if self._entries:
+        entries = dict.fromkeys(indices, (since, limit))
+        if self._entries or self._stale:
             # One of those that are replaced may have been the first.
             self._stale = True
-        elif self._next is None:
+        elif entries:
             self._next = since + limit
-        self._entries.update(dict.fromkeys(indices, (since, limit)))
+        self._entries.update(entries)
 
     def extend(self, index: int, limit: float | None) -> None:
         """Give a copy that has a limit another, counted from the same moment; None for no limit."""

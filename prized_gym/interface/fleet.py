@@ -128,7 +128,9 @@ class Fleet(ABC):
 
     @abstractmethod
     def step(self, arrays: Sequence[Array], objects: Sequence[Sequence[Any]], ops: bytes) -> None:
-        """Begin a batch in every copy, all of which must be idle.
+        """Begin a batch in every copy, all of which must be idle; to be waited for as a whole.
+
+        A ``wait`` for some of it may return only when all have finished; :meth:`step_some` is for those that come as they are.
 
         Args:
             arrays: one action array ``(N, *shape)`` per array leaf of the action space; the caller may reuse it at once.

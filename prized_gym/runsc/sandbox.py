@@ -275,24 +275,17 @@ class Sandbox:
         """Have the supervisor run or restore it, and wait for the agent to dial."""
         ends = time.monotonic() + timeout
         runtime, spec = self._runtime, self.spec
-        self._must_be("running")
-        (self._directory / "c").mkdir(parents=True, mode=0o700)
         outbound = spec.network == "outbound"
         namespace = self._directory / "netns" if outbound else None
-        config = bundle.configuration(
-            self._root,
-            self._directory / "c",
-            python=spec.python,
-            mounts=spec.mounts,
-            disk=spec.disk,
-            memory=spec.memory,
-            namespace=namespace,
-        )
-        bundle.write_bundle(self._directory, config)
+        try:
+            self._lay_out(namespace)
+        except BaseException:
+            if self._state != "running":  # closed meanwhile, when close() found nothing of what was made after
+                runtime.sandboxes.pop(self.id, None)
+                self._link.died("closed")
+                shutil.rmtree(self._directory, ignore_errors=True)
+            raise
         how = ["run", "--detach"] if image is None else ["restore", "--detach", f"--image-path={image}"]
-        self._link.listen()
-        runtime.sandboxes[self.id] = self._died
-        self._must_be("running")
         started = runtime.request(
             "start",
             id=self.id,
@@ -317,8 +310,28 @@ class Sandbox:
         self._groups = {name: Path(path) for name, path in groups.items()}
         self._link.connected(max(1.0, ends - time.monotonic()))
         runtime.hub.ticks[self._awake] = self._awake.tick
+        if self._state != "running":
+            runtime.hub.ticks.pop(self._awake, None)
         self._awake.touch()
         runtime.hub.poke()
+
+    def _lay_out(self, namespace: Path | None) -> None:
+        """Write the directory that runsc takes it from, listen for its agent, and let the runtime know of it."""
+        self._must_be("running")
+        (self._directory / "c").mkdir(parents=True, mode=0o700)
+        config = bundle.configuration(
+            self._root,
+            self._directory / "c",
+            python=self.spec.python,
+            mounts=self.spec.mounts,
+            disk=self.spec.disk,
+            memory=self.spec.memory,
+            namespace=namespace,
+        )
+        bundle.write_bundle(self._directory, config)
+        self._link.listen()
+        self._runtime.sandboxes[self.id] = self._died
+        self._must_be("running")
 
     # -- state
 

@@ -19,11 +19,8 @@ import subprocess
 import sys
 import threading
 
-PRINTED = 1 << 20
-"""Characters up to which an answer is printed by the command; longer ones stay in a file for the host to fetch."""
-
-SOURCED = 1 << 16
-"""Characters up to which a shell prints an answer itself, beyond which another program is faster."""
+PRINTED = 1 << 16
+"""Characters up to which an answer is printed by the command; longer ones stay in a file, which is quicker to fetch."""
 
 SHELL = """#!/bin/sh
 [ $# = 4 ] || exit 0
@@ -175,17 +172,14 @@ class Lane:
             connection.close()
 
     def reply(self, number: str, data: bytes) -> None:
-        text = base64.b64encode(data).decode()
-        if len(text) > PRINTED:
+        if len(data) * 4 // 3 > PRINTED:
             with open(self.path + ".body", "wb") as file:
                 file.write(data)
             text = "@"
+        else:
+            text = base64.b64encode(data).decode()
         line = number + " " + text + "\n"
-        if not self.verbatim and len(text) > SOURCED:
-            with open(self.path + ".text", "w") as lines:
-                lines.write(line)
-            line = 'exec cat "${3%.answer}.text"\n'
-        elif not self.verbatim:
+        if not self.verbatim:
             line = "echo " + line + "exit 0\n"
         with open(self.path + ".answer", "w") as lines:
             lines.write(line)

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 
 from prized_gym.calls import perform
+from prized_gym.errors import PrizedGymError
 from prized_gym.recipe import Built, Recipe
 from prized_gym.server.http import Answer
 from prized_gym.wire.codec import Encoded, Limits, decode, encode_info, encode_parts
@@ -21,7 +22,7 @@ __all__ = ["Host", "error_answer"]
 _INFO_DEPTH = 8  # an info lies a few levels deep in an answer, which is read with one bound for all of it
 
 
-class BadRequest(ValueError):
+class BadRequest(PrizedGymError, ValueError):
     """A request that makes no sense; the environment was not touched."""
 
 

@@ -36,7 +36,7 @@ class Batches:
         resets: begins episodes.
 
     Attributes:
-        everyone: the indices of all copies; a step of this very list is quick.
+        everyone: the indices of all copies; a step of this very list is quick, and waited for as a whole.
     """
 
     def __init__(self, settings: Settings, copies: Copies, live: LiveFleet, resets: Resets) -> None:

@@ -198,7 +198,8 @@ class VectorCore:
         gate, copies = self._gate, self.copies
         gate.check_sending()
         sent = gate.sent
-        chosen = self.everyone if indices is None else [operator.index(index) for index in indices]
+        # Never the list of everyone itself: that is a batch which is waited for as a whole.
+        chosen = [operator.index(index) for index in (self.everyone if indices is None else indices)]
         for index in chosen:
             self._check_index(index)
             if index in sent.copies:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Collection
 
+from prized_gym.errors import PrizedGymError
 from prized_gym.fleets.inbox import Inbox
 from prized_gym.interface.fleet import Finished, Fleet
 
 
-class StillPendingError(multiprocessing.TimeoutError):
+class StillPendingError(PrizedGymError, multiprocessing.TimeoutError):
     """Waiting was given up, not the call; told apart from a time-out that an environment raises."""
 
 

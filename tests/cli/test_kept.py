@@ -152,6 +152,9 @@ def test_an_engine_that_cannot_be_asked_is_named(far: type[FarEngine], capsys: p
     far.trouble = SandboxError("no route to far")
     assert cli.main(["ls"]) == 1
     assert "prized-gym: far: no route to far" in capsys.readouterr().err
+    far.trouble = ImportError("cannot import name")  # an engine of a package that does not fit
+    assert cli.main(["ls"]) == 1
+    assert "prized-gym: far: ImportError: cannot import name" in capsys.readouterr().err
     assert cli.main(["sweep", "--engine", "nowhere"]) == 1
     assert "unknown engine 'nowhere'" in capsys.readouterr().err
 

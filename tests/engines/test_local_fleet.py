@@ -16,7 +16,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from process_tools import own_descendants
 
 from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError
 from prized_gym.interface import commands as ops
@@ -25,6 +24,7 @@ from prized_gym.interface.engine import BaseHandle
 from prized_gym.interface.failure import CopyDiedError, CopyTimeoutError
 from prized_gym.interface.fleet import Finished, Fleet, TimeLimits
 from tools.fleets import ask, begin, begin_some, first, forked, make_base, step
+from tools.processes import own_descendants
 from zoo.envs import Loaded
 from zoo.faulty import Faulty
 
@@ -158,21 +158,50 @@ def test_descriptors_say_when_there_is_something_to_return(fleet: Fleet) -> None
     def ready(seconds: float) -> bool:
         return bool(select.select(fleet.fds(), [], [], seconds)[0])
 
+    def received() -> list[int]:
+        # Woken now and then for nothing, which a wait takes along.
+        assert ready(30)
+        return list(fleet.wait(1, 0.0).copies)
+
     forked(fleet)
     begin_some(fleet, {1: 0})
-    assert ready(30)
-    assert list(fleet.wait(1, 0.0).copies) == [1]
+    until(lambda: received() == [1])
     fleet.end(2)
-    fleet.wait(1, 0.0)
-    assert not ready(0.0)
+    until(lambda: not fleet.wait(1, 0.0).copies and not ready(0.1))
     fleet.command({2: Call("count")})
-    assert ready(0.0)
-    assert list(fleet.wait(1, 0.0).failures) == [2]
-    warm_up = forked(fleet, [2])
-    assert not warm_up.failures
+    assert received() == [2]
+    assert not forked(fleet, [2]).failures
     warm(fleet)
     begin(fleet, [0, 0, 0])
-    until(lambda: ready(1.0) and len(fleet.wait(3, 0.0).copies) == 3)
+    seen: list[int] = []
+    while len(seen) < 3:
+        seen += received()
+    assert sorted(seen) == [0, 1, 2]
+
+
+def test_some_of_a_batch_of_all_can_be_waited_for(make: Make, tmp_path: Path) -> None:
+    class Gated(Slow):
+        def step(self, action: Any) -> Any:
+            return super().step(0) if action else Faulty.step(self, 0)
+
+    base = make(Gated, env_kwargs={"folder": str(tmp_path)})
+    fleet = base.fleet(3)
+    forked(fleet)
+    for _ in range(3):
+        warm(fleet)
+        (tmp_path / "step").touch()
+        begin(fleet, [0, 1, 0])
+        assert list(fleet.wait(2).copies) == [0, 2] and fleet.busy == [1]
+        assert not fleet.wait(1, 0.0).copies
+        (tmp_path / "step").unlink()
+        assert list(fleet.wait(1).copies) == [1]
+        (tmp_path / "step").touch()
+        begin(fleet, [1, 0, 1])
+        until(lambda: list(fleet._copies.signalling.busy) == [1, 0, 1])  # type: ignore[attr-defined]
+        assert select.select(fleet.fds(), [], [], 30)[0]
+        assert list(fleet.wait(1, 0.0).copies) == [1] and fleet.busy == [0, 2]
+        (tmp_path / "step").unlink()
+        assert list(fleet.wait().copies) == [0, 2]
 
 
 def test_commands_and_results(make: Make) -> None:
@@ -266,22 +295,24 @@ def test_copies_are_replaced_whatever_they_are_doing(fleet: Fleet) -> None:
 # Time limits
 
 
-@pytest.mark.parametrize("steps", [1, WARM])
-def test_a_step_has_its_limit(base: BaseHandle, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("steps", "action", "place"), [(1, Faulty.HANG, "hang_here"), (WARM, Faulty.HANG_IN_C, "step")]
+)
+def test_a_step_has_its_limit(base: BaseHandle, steps: int, action: int, place: str) -> None:
     fleet = base.fleet(3, TimeLimits(step=0.5))
     forked(fleet)
     for _ in range(steps):
         step(fleet, [0, 0, 0])
         assert fleet.next_deadline is None
     started = time.monotonic()
-    begin(fleet, [0, Faulty.HANG, 0])
+    begin(fleet, [0, action, 0])
     deadline = fleet.next_deadline
     assert deadline is not None and started + 0.5 <= deadline <= time.monotonic() + 0.5
     finished = fleet.wait()
     assert time.monotonic() >= deadline
     failure = finished.failures[1]
     assert list(finished.failures) == [1] and failure.kind == "timeout" and "0.5 s" in failure.reason
-    assert "hang_here" in failure.stack and isinstance(failure.error(), CopyTimeoutError)
+    assert f"in {place}" in failure.stack and isinstance(failure.error(), CopyTimeoutError)
     assert fleet.next_deadline is None and not fleet.alive(1)
     assert fleet.observations.arrays[0][:, 0].tolist() == [steps + 1, steps, steps + 1]
     fleet.close()

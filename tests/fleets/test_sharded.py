@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from twin_bases import TwinBase, counting
 
 from prized_gym import Base, BaseDiedError, CopyTimeoutError, ForkedVectorEnv, engines
 from prized_gym.fleets.sharded import ShardedFleet
@@ -21,6 +20,7 @@ from prized_gym.interface.commands import Call, Command, Fresh, Reset
 from prized_gym.interface.engine import BaseHandle
 from prized_gym.interface.fleet import TimeLimits
 from prized_gym.recipe import Recipe
+from tools.twin_bases import TwinBase, counting
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -107,13 +107,13 @@ def test_waiting_for_several_bases_does_not_spin() -> None:
         fleet = base.fleet(4)
         fleet.fork(resets(range(4)))
         fleet.wait()
-        fleet.step([np.array([60, 60, 60, 60])], [], bytes([ops.STEP]) * 4)
+        fleet.step_some(range(4), [np.array([60, 60, 60, 60])], [], bytes([ops.STEP]) * 4)
         used = time.process_time()
         assert len(fleet.wait(1).copies) >= 1
         while fleet.busy:
             fleet.wait(1)
         assert time.process_time() - used < 0.3
-        fleet.step([np.array([90, 0, 0, 90])], [], bytes([ops.STEP]) * 4)
+        fleet.step_some(range(4), [np.array([90, 0, 0, 90])], [], bytes([ops.STEP]) * 4)
         seen = list(fleet.wait(2).copies)
         assert seen == [1, 2] and fleet.busy == [0, 3]
         assert fleet.wait(2, 0.01).copies == []

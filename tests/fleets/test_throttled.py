@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from twin_bases import counting
 
 from prized_gym import engines
 from prized_gym.errors import BaseDiedError
@@ -20,6 +19,7 @@ from prized_gym.interface.commands import Call, Command, Fresh, Reset
 from prized_gym.interface.engine import BaseHandle
 from prized_gym.interface.fleet import TimeLimits
 from prized_gym.recipe import Recipe
+from tools.twin_bases import counting
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -537,12 +537,12 @@ def test_a_fork_that_fails_is_the_failure_of_its_rollouts(
 
     fork, forks = LocalFleet.fork, 0
 
-    def sometimes(self: Any, first: Any, timeout: Any = None) -> None:
+    def sometimes(self: Any, first: Any) -> None:
         nonlocal forks
         forks += 1
         if forks in (2, 3):
             raise prized_gym.PrizedGymError("no more processes")
-        fork(self, first, timeout)
+        fork(self, first)
 
     monkeypatch.setattr(LocalFleet, "fork", sometimes)
     found = list(rollouts(faulty, range(6), 2, policy=lambda o, i: 0, retries=2, progress=False))

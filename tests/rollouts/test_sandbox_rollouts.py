@@ -377,7 +377,7 @@ def test_a_base_that_cannot_be_built_anew_ends_the_run_after_those_under_way(gvi
         def episode(copy: prized_gym.Copy, seed: int) -> float:
             if seed == 0:
                 assert prized_gym.Base.remove(kept, engine=gvisor)
-                os.kill(sentry_of(base.id), signal.SIGKILL)
+                os.kill(sentry_of(base.sandbox_handle().own.id), signal.SIGKILL)
             return float(seed)
 
         found = []

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,14 @@ from prized_gym.runsc import (
     Sandbox,
     SandboxDied,
     SandboxStateError,
+    bundle,
     delete_kept,
     diagnose,
     list_kept,
     python_paths,
     sweep,
 )
+from prized_gym.runsc.connection import Link
 from prized_gym.runsc.processes import tree
 from prized_gym.runsc.store import KEPT_SECONDS, new_id, write_kept
 from tools.processes import cpu_seconds, eventually, sentry_of
@@ -172,6 +175,37 @@ def test_kept_for_good_and_damaged_ones(store: Path, tmp_path: Path) -> None:
     with pytest.raises(SandboxStateError, match=f"damaged; `prized-gym rm {id}`"):
         Sandbox.connect(id)
     assert delete_kept(id) and not list_kept()
+
+
+@pytest.mark.parametrize(
+    "step", [(bundle, "configuration"), (bundle, "write_bundle"), (Link, "listen")], ids=lambda step: step[1]
+)
+def test_nothing_is_left_of_one_that_is_closed_while_it_starts(
+    create: Callable[..., Sandbox], runsc: Runsc, monkeypatch: pytest.MonkeyPatch, step: tuple[Any, str]
+) -> None:
+    """As the rest of a fork that is interrupted: another thread closes it before it is known to the runtime."""
+    runtime = create()._runtime
+    known, files = set(runtime.sandboxes), set((runtime.directory / "sandboxes").iterdir())
+    starting: list[Sandbox] = []
+
+    class Watched(Sandbox):
+        def _start(self, *arguments: Any) -> None:
+            starting.append(self)
+            super()._start(*arguments)
+
+    real = getattr(*step)
+
+    def close_meanwhile(*arguments: Any, **options: Any) -> Any:
+        starting[-1].close()
+        starting[-1]._directory.mkdir(exist_ok=True)  # as if it had been made a moment later
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(*step, close_meanwhile)
+    with pytest.raises((SandboxStateError, OSError)):
+        Watched.create(runsc=runsc, memory_gb=0.5, disk_gb=0.05)
+    assert len(starting) == 1
+    assert set(runtime.sandboxes) == known
+    assert set((runtime.directory / "sandboxes").iterdir()) == files
 
 
 def test_fork_of_a_paused_one_can_be_kept(create: Callable[..., Sandbox]) -> None:

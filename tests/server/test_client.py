@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server_client import Server, free_port, server
 
 from prized_gym import background
 from prized_gym.interface.commands import Call, Fresh, Reseed, Reset, SetAttr, Start
@@ -28,13 +27,14 @@ from prized_gym.protocols import (
 from prized_gym.sandbox.channels.channel import ChannelError
 from prized_gym.sandbox.channels.http import Dialed, HttpChannel
 from prized_gym.sandbox.client import Client
+from tools.server import Server, free_port, server
 
 pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(scope="module")
 def counter() -> Iterator[Server]:
-    with server("--factory", "served_envs:make", "--render-mode", "ansi") as running:
+    with server("--factory", "zoo.served:make", "--render-mode", "ansi") as running:
         yield running
 
 

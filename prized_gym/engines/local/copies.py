@@ -188,8 +188,15 @@ class LocalCopies:
 
     def end_overdue(self) -> None:
         """Kill the copies that have used up their time."""
+        block = self.block
+        arrays = [*block.observations.arrays, block.rewards, block.terminations, block.truncations]
         for index, limit in self.watch.overdue(self.signalling.busy, self.signalling.ops).items():
+            # Being asked for its stack may wake a copy from a call into C: what it finishes then is too late.
+            rows = [array[index].copy() for array in arrays]
             self.kill(index, timed_out=limit)
+            self._spared.pop(index, None)
+            for array, row in zip(arrays, rows, strict=True):
+                array[index] = row
 
     def await_death(self, index: int) -> None:
         """Wait until the base confirms that a copy is dead."""

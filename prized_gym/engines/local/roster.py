@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prized_gym.engines.local import processes
 from prized_gym.engines.local.output import Stream
@@ -22,11 +22,13 @@ class LocalCopy:
         sock: what it is sent commands on; it ends when this closes.
         stderr: what it writes there.
         pid: 0 until it is known.
+        made: when it was begun to be made (``time.monotonic()``).
     """
 
     sock: socket.socket
     stderr: Stream
     pid: int = 0
+    made: float = field(default_factory=time.monotonic)
 
     def kill(self) -> None:
         """Kill its process, if that is known."""
