@@ -298,15 +298,19 @@ def test_a_base_that_is_about_to_expire_is_replaced() -> None:
 
 
 def test_the_end_of_a_lifetime_is_a_failure_and_no_reward() -> None:
-    provider = variants.Expiring(3600.0, 3600.0)
-    with bad_base(provider) as base:
-        provider.lifetimes = [1.0, 3600.0]
+    with bad_base(variants.Expiring(3600.0)) as base:
         envs = prized_gym.ForkedVectorEnv(base, num_envs=2, on_failure="truncate")
+        before = set(plain_driver.ALIVE)
         envs.reset(seed=0)
-        time.sleep(1.0)
+        victim = next(iter(plain_driver.ALIVE - before))
+        victim.live(0.0)
+        victim.timer.join()
         _, rewards, terminations, truncations, infos = envs.step([bad.FINE] * 2)
-        assert list(rewards) == [0, 1] and list(truncations) == [True, False] and not terminations.any()
-        assert "lifetime is over" in infos["failure"][0]
+        ended = int(np.flatnonzero(truncations)[0])
+        assert truncations.sum() == 1 and rewards[ended] == 0 and rewards[1 - ended] == 1 and not terminations.any()
+        assert (
+            f"({victim.id}" in infos["failure"][ended].replace("sandbox ", "") and "lifetime" in infos["failure"][ended]
+        )
         envs.close()
 
 

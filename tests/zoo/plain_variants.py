@@ -269,7 +269,9 @@ class Expiring(PlainDriver):
 
 class ExpiringSandbox(PlainSandbox):
     def live(self, seconds: float) -> None:
-        """Begin its lifetime."""
+        """Begin its lifetime, anew if it has one."""
+        if hasattr(self, "timer"):
+            self.timer.cancel()
         self.ends = time.time() + seconds
         self.timer = threading.Timer(seconds, self.kill, ["its lifetime is over"])
         self.timer.daemon = True
