@@ -117,10 +117,9 @@ class GvisorDriver(Driver):
         return GvisorSandbox(sandbox)
 
     def connect(self, id: str) -> Sandbox:
-        with _translated():
-            # A kept sandbox can only be forked, so the base is a fork of it, which can be used too.
-            with runsc.Sandbox.connect(id, runsc=self._runsc) as kept:
-                return GvisorSandbox(kept.fork(1)[0])
+        # A kept sandbox can only be forked, so the base is a fork of it, which can be used too.
+        with _translated(), runsc.Sandbox.connect(id, runsc=self._runsc) as kept:
+            return GvisorSandbox(kept.fork(1)[0])
 
 
 class GvisorSandbox(Sandbox):

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from envs import Faulty, Loaded
-from fleet_tools import ask, begin_some, first, forked, make_base, step
 
 from prized_gym.errors import BaseDiedError, EngineUnavailableError
 from prized_gym.interface import commands as ops
 from prized_gym.interface.commands import Call, Reseed, Reset, SetAttr
 from prized_gym.interface.engine import BaseHandle
 from prized_gym.recipe import AnyEnv
+from tools.fleets import ask, begin_some, first, forked, make_base, step
+from zoo.envs import Loaded
+from zoo.faulty import Faulty
 
 
 @pytest.fixture

@@ -16,9 +16,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Faulty, Loaded
-from fleet_tools import ask, begin, begin_some, first, forked, make_base, step
-from process_tools import own_descendants
 
 from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError
 from prized_gym.interface import commands as ops
@@ -26,6 +23,10 @@ from prized_gym.interface.commands import Call, Reseed, SetAttr
 from prized_gym.interface.engine import BaseHandle
 from prized_gym.interface.failure import CopyDiedError, CopyTimeoutError
 from prized_gym.interface.fleet import Finished, Fleet, TimeLimits
+from tools.fleets import ask, begin, begin_some, first, forked, make_base, step
+from tools.processes import own_descendants
+from zoo.envs import Loaded
+from zoo.faulty import Faulty
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -157,21 +158,50 @@ def test_descriptors_say_when_there_is_something_to_return(fleet: Fleet) -> None
     def ready(seconds: float) -> bool:
         return bool(select.select(fleet.fds(), [], [], seconds)[0])
 
+    def received() -> list[int]:
+        # Woken now and then for nothing, which a wait takes along.
+        assert ready(30)
+        return list(fleet.wait(1, 0.0).copies)
+
     forked(fleet)
     begin_some(fleet, {1: 0})
-    assert ready(30)
-    assert list(fleet.wait(1, 0.0).copies) == [1]
+    until(lambda: received() == [1])
     fleet.end(2)
-    fleet.wait(1, 0.0)
-    assert not ready(0.0)
+    until(lambda: not fleet.wait(1, 0.0).copies and not ready(0.1))
     fleet.command({2: Call("count")})
-    assert ready(0.0)
-    assert list(fleet.wait(1, 0.0).failures) == [2]
-    warm_up = forked(fleet, [2])
-    assert not warm_up.failures
+    assert received() == [2]
+    assert not forked(fleet, [2]).failures
     warm(fleet)
     begin(fleet, [0, 0, 0])
-    until(lambda: ready(1.0) and len(fleet.wait(3, 0.0).copies) == 3)
+    seen: list[int] = []
+    while len(seen) < 3:
+        seen += received()
+    assert sorted(seen) == [0, 1, 2]
+
+
+def test_some_of_a_batch_of_all_can_be_waited_for(make: Make, tmp_path: Path) -> None:
+    class Gated(Slow):
+        def step(self, action: Any) -> Any:
+            return super().step(0) if action else Faulty.step(self, 0)
+
+    base = make(Gated, env_kwargs={"folder": str(tmp_path)})
+    fleet = base.fleet(3)
+    forked(fleet)
+    for _ in range(3):
+        warm(fleet)
+        (tmp_path / "step").touch()
+        begin(fleet, [0, 1, 0])
+        assert list(fleet.wait(2).copies) == [0, 2] and fleet.busy == [1]
+        assert not fleet.wait(1, 0.0).copies
+        (tmp_path / "step").unlink()
+        assert list(fleet.wait(1).copies) == [1]
+        (tmp_path / "step").touch()
+        begin(fleet, [1, 0, 1])
+        until(lambda: list(fleet._copies.signalling.busy) == [1, 0, 1])  # type: ignore[attr-defined]
+        assert select.select(fleet.fds(), [], [], 30)[0]
+        assert list(fleet.wait(1, 0.0).copies) == [1] and fleet.busy == [0, 2]
+        (tmp_path / "step").unlink()
+        assert list(fleet.wait().copies) == [0, 2]
 
 
 def test_commands_and_results(make: Make) -> None:

@@ -52,6 +52,7 @@ class CopyProcess:
         self._view = view
         self._listen = block.listen.data
         self._busy = block.busy.data
+        self._each = block.each.data
         self._flags = block.flags.data
         self._ops = block.ops.data
         self._pinned_wanted = block.pinned.data
@@ -125,13 +126,13 @@ class CopyProcess:
         processes.run_on([cores[self.index % len(cores)]] if pinned and cores else cores)
 
     def _finish(self) -> None:
-        """This batch is finished: wake the trainer, unless others still work at a batch of all copies."""
+        """This batch is finished: wake the trainer, unless it waits for all and others are still at work."""
         self._busy[self.index] = 0
         if self._by_semaphore and _ORDERED:
             # Without the fence two copies could each read the other's flag before their own is seen, and none would ring.
             self._fence.acquire(False)
             self._fence.release()
-            if self._busy.tobytes() != self._idle:
+            if self._busy.tobytes() != self._idle and not self._each[0]:
                 return
         self._add()
 

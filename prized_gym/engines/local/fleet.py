@@ -32,7 +32,8 @@ from prized_gym.interface.fleet import UNLIMITED, Finished, Fleet, TimeLimits, U
 class LocalFleet(Fleet):
     """Copies that share a block of memory with this process.
 
-    After a :meth:`step` of all copies the descriptors become readable when the last of them is done, not before.
+    After a :meth:`step` of all copies, those of :meth:`fds` that were asked for before it become readable only when the last
+    copy is done.
     """
 
     carries_random_state: ClassVar[bool] = True
@@ -125,6 +126,8 @@ class LocalFleet(Fleet):
         give_up = None if timeout is None or timeout > FOR_EVER else time.monotonic() + timeout
         busy, begun, none, next_limit = signalling.busy, signalling.begun, signalling.none, self._watch.deadlines.next
         finished: Sequence[int]
+        if count is not None:
+            signalling.one_by_one()
         while True:
             if busy.tobytes() == none:
                 finished = signalling.finished() if 0 in begun else self._everyone
@@ -204,7 +207,10 @@ class LocalFleet(Fleet):
         return [index for index, begun in enumerate(self._signalling.begun) if begun]
 
     def fds(self) -> list[int]:
-        link = self._copies.link
+        link, signalling = self._copies.link, self._signalling
+        signalling.one_by_one()
+        if signalling.finished():
+            signalling.nudge()
         return [self._signalling.counter.fd, *([] if link.error is not None else [link.sock.fileno()])]
 
     @property

@@ -38,6 +38,7 @@ class Block:
         flags: where its answer is.
         lengths: how long that answer is.
         listen: (one byte) where every copy waits next.
+        each: (one byte) 1 while every copy is to say that it is done, not only the last of a batch of all.
         pinned: (one byte) 1 while each copy is to stay on one core.
         cpu, memory: what each copy had used at the end of its latest episode, in seconds and bytes.
     """
@@ -66,6 +67,7 @@ class Block:
 
         byte, real = np.dtype(np.uint8), np.dtype(np.float64)
         self.listen = allocate((1,), byte)
+        self.each = allocate((1,), byte)
         self.pinned = allocate((1,), byte)
         self.ops = allocate((count,), byte)
         self.busy = allocate((count,), byte)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 import time
 
 from prized_gym.engines.local import processes
@@ -48,6 +49,9 @@ class Signalling:
         self.timed = 0.0
         self._semaphores = signals.semaphores
         self._ones = b"\1" * size
+        self._each_view = block.each.data
+        self._each = False
+        self._fence = threading.Lock()
         self._listen_view = block.listen.data
         self._listen = LISTEN_SOCKET
         self._full_batches = 0
@@ -101,6 +105,8 @@ class Signalling:
             return False
         self.begun[:] = self._ones
         self.busy[:] = self.alive
+        if self._each:
+            self._each_view[0] = self._each = False
         self._listen_view[0] = self._listen = 3 - listen
         self.timed = time.perf_counter()
         self._semaphores[listen - 1].post(self.alive.count(1))
@@ -147,6 +153,14 @@ class Signalling:
                 semaphore.drain()
 
     # Who has finished
+
+    def one_by_one(self) -> None:
+        """Have each copy of the batch at work say that it is done: not all of them are waited for together."""
+        if self._listen and not self._each:
+            self._each_view[0] = self._each = True
+            # A copy sees this before it looks whether to say so, or is seen to have finished: it does the same in reverse.
+            self._fence.acquire(False)
+            self._fence.release()
 
     def finished(self) -> list[int]:
         """The copies whose work is done and has not been returned."""
