@@ -152,6 +152,7 @@ class Base(SandboxMethods):
         Args:
             id: what ``keep`` returned.
             engine: the engine it lives in.
+            setup_timeout, reset_seed, progress: as for :class:`Base`.
             **engine_options: as for :class:`Base`; ``protocol`` must be passed again for a server of your own.
 
         Raises:
