@@ -8,39 +8,6 @@ from pathlib import Path
 
 PACKAGE = str(Path(__file__).resolve().parents[2] / "prized_gym")
 
-FOUND = """
-import importlib, inspect, pkgutil
-import prized_gym
-
-for module in pkgutil.walk_packages(prized_gym.__path__, "prized_gym."):
-    if module.name.rpartition(".")[2] == "__main__":
-        continue
-    try:
-        loaded = importlib.import_module(module.name)
-    except ImportError as error:
-        # An adapter whose library is not installed here.
-        assert module.name.startswith("prized_gym.integrations."), (module.name, error)
-        continue
-    for name, value in vars(loaded).items():
-        own = inspect.isclass(value) and value.__module__ == module.name
-        if own and issubclass(value, BaseException) and not name.startswith("_"):
-            print(f"{module.name}.{name}", issubclass(value, prized_gym.PrizedGymError))
-"""
-
-ELSEWHERE = {
-    # The agent runs inside a sandbox, on a bare interpreter: this library is not there. On the host, what it breaks of the
-    # protocol becomes a RunscError.
-    "prized_gym.runsc.agent.BadFrame",
-}
-
-
-def test_every_exception_class_is_a_prized_gym_error() -> None:
-    done = subprocess.run([sys.executable, "-c", FOUND], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    found = dict(line.split() for line in done.stdout.splitlines())
-    assert {"prized_gym.errors.SetupError", "prized_gym.wire.errors.ProtocolError"} <= found.keys()
-    assert {name for name, ours in found.items() if ours == "False"} == ELSEWHERE
-
 
 def test_an_error_is_still_what_python_calls_it() -> None:
     import prized_gym

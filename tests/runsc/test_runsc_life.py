@@ -92,8 +92,8 @@ def test_an_agent_that_is_gone_ends_its_sandbox(create: Callable[..., Sandbox]) 
 
 
 def test_run_time_is_bounded(create: Callable[..., Sandbox]) -> None:
-    sandbox = create(max_runtime_min=0.03)
-    assert "max_runtime_min" in (sandbox.wait_dead(10) or "")
+    sandbox = create(max_runtime_min=0.12)
+    assert "max_runtime_min" in (sandbox.wait_dead(60) or "")
 
 
 def test_kept_and_forked_by_another_process(create: Callable[..., Sandbox]) -> None:
