@@ -695,8 +695,8 @@ def _inside(path: str) -> str:
     normal = os.path.normpath(path)
     if (
         not normal.startswith("/")
-        or normal in ("/", "/ctl", "/proc", "/sys", "/dev", "/agent.py")
-        or normal.startswith(("/ctl/", "/proc/", "/sys/"))
+        or normal in ("/", "/ctl", "/proc", "/sys", "/dev", bundle.AGENT)
+        or normal.startswith(("/ctl/", "/proc/", "/sys/", f"{bundle.AGENT}/"))
     ):
         raise ValueError(f"{path!r} is no place to mount something in a sandbox")
     return normal
