@@ -30,7 +30,7 @@ for module in pkgutil.walk_packages(prized_gym.__path__, "prized_gym."):
 ELSEWHERE = {
     # The agent runs inside a sandbox, on a bare interpreter: this library is not there. On the host, what it breaks of the
     # protocol becomes a RunscError.
-    "prized_gym.runsc.agent.BadFrame",
+    "prized_gym.runsc.agent.frames.BadFrame",
 }
 
 

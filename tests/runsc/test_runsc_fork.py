@@ -100,7 +100,7 @@ def test_running_paused_and_forked(server: Sandbox) -> None:
     assert server.state == "paused" and server.stopped
     with pytest.raises(SandboxStateError, match="paused"):
         server.exec("true")
-    images = server._runtime.directory / "images"
+    images = server._life.runtime.directory / "images"
     first = server.fork(2)
     assert server.state == "paused" and server.stopped
     saved = list(images.iterdir())
