@@ -55,13 +55,18 @@ class Images:
                     shutil.rmtree(image, ignore_errors=True)
 
     @contextlib.contextmanager
-    def released(self, timeout: float) -> Iterator[Path]:
+    def released(self, timeout: float) -> Iterator[Path | None]:
         """Give an image of the present state that the caller may move away; held no longer, and removed if it is still there.
+
+        It is None where the sandbox has been kept.
 
         Raises:
             SandboxDied, SandboxStateError, SandboxTimeout, RunscError: as :meth:`present`.
         """
         with self._lock:
+            if self._life.state == "kept":
+                yield None
+                return
             image = self._make(timeout)
             self._held = None
             try:

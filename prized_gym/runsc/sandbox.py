@@ -334,9 +334,9 @@ class Sandbox:
         """
         if seconds is not None and not seconds > 0:
             raise ValueError(f"the lifetime of a kept sandbox must be more than 0 seconds or None, not {seconds!r}")
-        if self._life.state == "kept":
-            return self.id
         with self._images.released(120) as image:
+            if image is None:
+                return self.id
             kept_at = time.time()
             description = {
                 "labels": self.labels,
