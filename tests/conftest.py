@@ -30,11 +30,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     for report in terminalreporter.stats.get("skipped", []):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        what = "test" if report.when == "collect" or report.nodeid.count("::") else "file"
-        counts[f"{what}: {reason.removeprefix('Skipped: ')}"] += 1
-    lines = [
-        f"{count} {line}".replace(" test:", " tests:" if count > 1 else " test:") for line, count in counts.items()
-    ]
+        what = "file" if report.when == "collect" else "test"
+        counts[what, reason.removeprefix("Skipped: ")] += 1
+    lines = [f"{count} {what}{'s' if count > 1 else ''}: {reason}" for (what, reason), count in counts.items()]
     if lines:
         terminalreporter.section("not run here")
         terminalreporter.write_line("\n".join(lines))

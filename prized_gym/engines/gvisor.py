@@ -33,10 +33,10 @@ _DEFAULTS: dict[str, float] = {"vcpu": 1.0, "memory_gb": 2.0, "disk_gb": 4.0}
 
 
 class GvisorEngine(SandboxEngine):
-    """Sandboxes on this machine. Options beyond those of every sandbox engine:
+    """Sandboxes on this machine.
 
-    ``python_path``: directories to show read-only and to import from, beside what this process has imported.
-    ``runsc``: the path of the runsc to use; None: ``RUNSC``, else ``PATH``.
+    Options beyond those of every sandbox engine: ``python_path`` (directories to show read-only and to import from, beside
+    what this process has imported) and ``runsc`` (the path of the runsc to use; None: ``RUNSC``, else ``PATH``).
 
     A copy that is replaced, by ``fork_on`` or at the end, is deleted as it stands: ``env.close()`` is not called in it. All
     that it could let go of ends with its sandbox, and nothing outside was its own.

@@ -231,8 +231,9 @@ class SandboxBase(BaseHandle, SandboxHandle):
     # The end
 
     def keep(self, lifetime_hours: float | None) -> str:
+        kept = self.pool.keep(lifetime_hours)
         self._open = False
-        return self.pool.keep(lifetime_hours)
+        return kept
 
     def close(self) -> None:
         self._open = False

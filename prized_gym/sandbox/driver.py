@@ -190,6 +190,9 @@ class Sandbox(ABC):
     def keep(self, lifetime_hours: float | None) -> str:
         """Leave it paused under the id returned, for another process; this object is closed.
 
+        Where the provider lists by label, a kept one must be told apart there (``Listed.kept``), or a sweep takes it for
+        what a dead program left.
+
         Args:
             lifetime_hours: after which it is deleted; None for never.
 
@@ -238,11 +241,13 @@ class Listed:
         id: the provider's.
         labels: by which it was found.
         created: seconds since the epoch; nan where that is not known.
+        kept: it was left behind on purpose.
     """
 
     id: str
     labels: Mapping[str, str] = field(default_factory=dict)
     created: float = float("nan")
+    kept: bool = False
 
 
 class Driver(ABC):

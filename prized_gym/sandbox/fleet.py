@@ -8,9 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -18,20 +19,19 @@ from prized_gym import background
 from prized_gym.batch import ActionBuffer, Array
 from prized_gym.interface import commands as ops
 from prized_gym.interface.commands import Command, Reset, Start
+from prized_gym.interface.engine import Description
 from prized_gym.interface.failure import Failure
 from prized_gym.interface.fleet import UNLIMITED, Finished, Fleet, TimeLimits, Usage
-from prized_gym.protocols import Protocol
+from prized_gym.protocols import Protocol as ServerProtocol
 from prized_gym.sandbox.account import Guarded
 from prized_gym.sandbox.channels.channel import ChannelError
+from prized_gym.sandbox.client import Client
 from prized_gym.sandbox.failures import Watch, explain, last_words
 from prized_gym.sandbox.jobs import Job, Jobs
 from prized_gym.sandbox.making import Making, not_made
-from prized_gym.sandbox.pool import Forked
+from prized_gym.sandbox.pool import Forked, SandboxPool
 from prized_gym.sandbox.roster import Member, Roster
 from prized_gym.sandbox.rows import Began, Branched, Outcome, Result, Rows
-
-if TYPE_CHECKING:
-    from prized_gym.sandbox.base import SandboxBase
 
 FORK_TIMEOUT = 120.0
 _LAST_WORDS = 1.5
@@ -43,6 +43,36 @@ _LEFT_ALIVE = ("raised", "exited")
 
 
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, Outcome]]
+
+
+class Source(Protocol):
+    """The base of a fleet, as the fleet needs it.
+
+    Attributes:
+        pool: of its sandboxes.
+    """
+
+    pool: SandboxPool
+
+    @property
+    def description(self) -> Description:
+        """Of its environments."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be forked as it is, as far as is known."""
+
+    def check_open(self) -> None:
+        """Raise a BaseDiedError if it has been closed."""
+
+    def revive(self) -> None:
+        """Build it anew if it has died."""
+
+    def fork_what_fits(self, count: int, timeout: float, labels: Mapping[str, str] | None) -> Forked:
+        """Fork it as often as can be, at most ``count`` times."""
+
+    def client(self, sandbox: Guarded, protocol: ServerProtocol | None = None) -> Client:
+        """Make a client of the server in a fork of it, or of the copy whose protocol is given."""
 
 
 class SandboxFleet(Fleet):
@@ -58,7 +88,7 @@ class SandboxFleet(Fleet):
     """
 
     def __init__(
-        self, size: int, base: SandboxBase, limits: TimeLimits = UNLIMITED, labels: Mapping[str, str] | None = None
+        self, size: int, base: Source, limits: TimeLimits = UNLIMITED, labels: Mapping[str, str] | None = None
     ) -> None:
         self.size = size
         self._base = base
@@ -71,6 +101,7 @@ class SandboxFleet(Fleet):
         # Only for the structure of an action.
         self._actions = ActionBuffer(description.action_space, 0)
         self._roster = Roster(base.pool.submit_ending)
+        self._makings: list[Making] = []
         self._jobs: Jobs[Outcome] = Jobs()
         self._closed = False
 
@@ -138,7 +169,7 @@ class SandboxFleet(Fleet):
         self._jobs.begin([Job(failure.copy, partial(fail, failure)) for failure in failures])
 
     def _make(
-        self, indices: Sequence[int], fork: Callable[[], Forked], protocol: Protocol | None
+        self, indices: Sequence[int], fork: Callable[[], Forked], protocol: ServerProtocol | None
     ) -> tuple[Making, list[Future[None]]]:
         """Replace copies: what will make the new ones, and what is to be over before, since its memory is needed."""
 
@@ -150,7 +181,15 @@ class SandboxFleet(Fleet):
             return wanted
 
         self.release(indices)
-        return Making(self._base.pool, indices, fork, take), self._roster.leaving
+        after = self._leaving()
+        self._makings.append(Making(self._base.pool, indices, fork, take))
+        return self._makings[-1], after
+
+    def _leaving(self) -> list[Future[None]]:
+        """What is done once nothing is left of copies that were let go, or given up on their way."""
+        under_way = {making: making.under_way for making in self._makings}
+        self._makings = [making for making in self._makings if under_way[making] is not None]
+        return [*self._roster.leaving, *(future for future in under_way.values() if future is not None)]
 
     # One batch
 
@@ -311,7 +350,7 @@ class SandboxFleet(Fleet):
             return
         self._jobs.close()
         self._roster.forget(self._roster.indices)
-        self._roster.wait_gone(_CLOSING)
+        wait_for_futures(self._leaving(), _CLOSING)
 
 
 def _timed_out(index: int, where: str, limit: float) -> Failure:

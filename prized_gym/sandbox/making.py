@@ -22,6 +22,9 @@ class Making:
         copies: the indices of the copies to be made.
         fork: makes them; may block.
         take: called in the loop with a copy's index and its sandbox; False if nobody wants it any more.
+
+    Attributes:
+        given_up: the copies that nobody waits for any more.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Making:
         self._fork = fork
         self._take = take
         self._task: asyncio.Task[Forked] | None = None
+        self._over: Future[None] = Future()
         self.given_up: set[int] = set()
 
     async def forked(self, after: Sequence[Future[Any]]) -> Forked:
@@ -49,15 +53,24 @@ class Making:
         # Whoever is cancelled while waiting does not end it for the others.
         return await asyncio.shield(self._task)
 
+    @property
+    def under_way(self) -> Future[None] | None:
+        """What is done once all that was made has been taken or ended; None if that is so, or nothing has been begun."""
+        return None if self._task is None or self._over.done() else self._over
+
     async def _make(self, after: Sequence[Future[Any]]) -> Forked:
-        await asyncio.gather(*(asyncio.wrap_future(each) for each in after), return_exceptions=True)
+        await _all_over(after)
         try:
             forked = await asyncio.wrap_future(self._pool.submit(self._fork))
         except Exception as error:
-            return Forked(error=error)
-        for index, sandbox in zip(self._copies, forked.sandboxes, strict=False):
-            if not self._take(self, index, sandbox):
-                self._pool.submit_ending(sandbox)
+            forked = Forked(error=error)
+        unwanted = [
+            sandbox
+            for index, sandbox in zip(self._copies, forked.sandboxes, strict=False)
+            if not self._take(self, index, sandbox)
+        ]
+        ending = asyncio.ensure_future(_all_over([self._pool.submit_ending(sandbox) for sandbox in unwanted]))
+        ending.add_done_callback(lambda _: self._over.set_result(None))
         return forked
 
     def why_not(self, index: int, forked: Forked) -> Failure | None:
@@ -72,3 +85,7 @@ def not_made(index: int, error: BaseException) -> Failure:
     if isinstance(error, BaseDiedError):
         return Failure(index, "not forked", "base", f"was not forked: {error}", exception=error)
     return Failure(index, "not forked", "fork", f"could not be forked: {told(error)}", exception=error)
+
+
+async def _all_over(futures: Sequence[Future[Any]]) -> None:
+    await asyncio.gather(*(asyncio.wrap_future(each) for each in futures), return_exceptions=True)

@@ -123,6 +123,7 @@ class SandboxPool:
         self._reset_seed: int | None = None
         self._builders = background.Threads(min(_BUILDERS, capabilities.most_requests or _BUILDERS))
         self._forkers = background.Threads(_FORKERS)
+        self._kept: Parent | None = None
         self._closed = False
 
     # Parents
@@ -421,23 +422,30 @@ class SandboxPool:
             self._account.note_leaving(sandbox)
 
     def keep(self, lifetime_hours: float | None) -> str:
-        """Leave the first parent behind; all other parents end, and copies live on. The pool is closed to new ones."""
+        """Leave the first parent behind; all other parents end, and copies live on. The pool is closed to new ones.
+
+        Raises:
+            SandboxError: the provider keeps none; nothing has changed.
+        """
+        if not self.capabilities.keeps:
+            raise SandboxError("the provider of this engine keeps no sandboxes: a base ends with its program")
         with self._lock:
             self._closed = True
-            parents, self._parents = self._parents, self._parents[:1]
+            parents = list(self._parents)
         for parent in parents:
             parent.built.disconnect()
         kept = parents[0].sandbox.keep(lifetime_hours)
+        self._kept = parents[0]
         for parent in parents[1:]:
             self._end(parent.sandbox)
         return kept
 
     def close(self) -> None:
-        """End everything."""
+        """End everything but what is kept."""
         with self._lock:
             self._closed = True
             copies, self._copies = [sandbox for sandbox, _ in self._copies.values()], {}
-            parents = list(self._parents)
+            parents = [parent for parent in self._parents if parent is not self._kept]
         for parent in parents:
             parent.built.disconnect()
         ending = [*copies, *(parent.sandbox for parent in parents)]

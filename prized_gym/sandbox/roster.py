@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
 
 from prized_gym import background
@@ -103,7 +102,3 @@ class Roster:
         """What is done once those that were let go are gone."""
         with self._lock:
             return list(self._leaving)
-
-    def wait_gone(self, timeout: float) -> None:
-        """Wait until those that were let go are gone."""
-        wait_for_futures(self.leaving, timeout)

@@ -52,6 +52,8 @@ class Setup:
         """Have a blocking function called in the background, and wait for it with a progress bar.
 
         Args:
+            what: it does, for the progress bar and messages.
+            function: to call.
             said: what is added to the message of a time-out.
 
         Raises:

@@ -67,7 +67,7 @@ def sweep(driver: Driver, account: Account) -> list[str]:
         return []
     removed = []
     for found in account.ask(lambda: driver.list({})):
-        if is_orphan(found.labels.get(OWNER_LABEL, "")):
+        if not found.kept and is_orphan(found.labels.get(OWNER_LABEL, "")):
             with contextlib.suppress(SandboxError):
                 if account.ask(lambda id=found.id: driver.delete(id)):  # type: ignore[misc]
                     removed.append(found.id)

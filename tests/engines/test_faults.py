@@ -102,7 +102,7 @@ def test_an_exception_keeps_its_type_and_traceback(engine: str) -> None:
         envs.reset(seed=0)
         with pytest.raises(ZeroDivisionError, match="divided by zero") as caught:
             envs.step(actions(2, 1, Faulty.RAISE))
-        assert "the env divided by zero" in str(caught.value.__cause__) and "envs.py" in str(caught.value.__cause__)
+        assert "the env divided by zero" in str(caught.value.__cause__) and "faulty.py" in str(caught.value.__cause__)
         if sys.version_info >= (3, 11):
             assert "copy 1" in caught.value.__notes__[0]
         envs.reset()

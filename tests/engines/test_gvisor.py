@@ -18,6 +18,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import prized_gym
+from prized_gym.engines.gvisor import GvisorEngine
 from prized_gym.runsc import delete_kept, diagnose
 from tools.comparing import assert_same, compare
 from tools.libraries import need_here
@@ -265,6 +266,35 @@ envs.close()
         delete_kept(kept)
     with pytest.raises(prized_gym.SandboxError, match="kept"):
         prized_gym.Base.connect(kept, engine=gvisor)
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_kept_bases_are_listed_removed_and_expire(gvisor: str) -> None:
+    with (
+        pytest.raises(ValueError, match="lifetime_hours must be positive"),
+        prized_gym.Base(engine=gvisor, **SMALL) as base,
+    ):
+        base.keep(lifetime_hours=0)
+    kept = []
+    for lifetime in (1.0, None, 0.2 / 3600):
+        base = prized_gym.Base(engine=gvisor, labels={"purpose": "test"}, **SMALL)
+        kept.append(base.keep(lifetime))
+        with pytest.raises(prized_gym.BaseDiedError, match="closed"):
+            base.exec("true")
+        base.close()
+    time.sleep(0.2)
+    found = {each.id: each for each in prized_gym.Base.kept()}
+    assert set(found) == set(kept) == {each.id for each in prized_gym.Base.kept(engine=gvisor)}
+    listed = found[kept[0]]
+    assert listed.engine == "gvisor" and listed.labels["purpose"] == "test" and (listed.size or 0) > 1 << 20
+    assert 0 <= listed.age < 120 and listed.expires is not None and 0 < listed.expires - listed.created <= 3600
+    assert found[kept[1]].expires is None
+    with pytest.raises(prized_gym.SandboxError, match="has expired"):
+        prized_gym.Base.connect(kept[2], engine=gvisor)
+    assert kept[2] in GvisorEngine.sweep()
+    assert prized_gym.Base.remove(kept[0]) and not prized_gym.Base.remove(kept[0])
+    assert prized_gym.Base.remove(kept[1], engine=gvisor) and not prized_gym.Base.remove("CartPole-v1")
+    assert prized_gym.Base.kept(engine="local") == [] and not prized_gym.Base.remove(kept[1], engine="local")
 
 
 def test_outbound_for_setup_and_none_for_copies(gvisor: str) -> None:

@@ -112,15 +112,21 @@ def test_a_sandbox_killed_in_mid_setup(gvisor: str, monkeypatch: pytest.MonkeyPa
         assert killed and made[0].death is not None
 
 
+def ids_of(envs: prized_gym.ForkedVectorEnv) -> list[str]:
+    """The ids of the sandboxes that the copies of a vector environment are."""
+    fleet = envs.core._live.get()
+    return [fleet.where(index).split()[1] for index in range(envs.num_envs)]
+
+
 def test_a_sandbox_killed_in_mid_step(bad_base: prized_gym.Base) -> None:
     envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=2, on_failure="truncate", step_timeout=20)
     try:
         envs.reset(seed=0)
-        sandbox: Any = envs._fleet._members[1].sandbox  # type: ignore[union-attr]
-        sentry = sentry_of(sandbox.id)
+        sandbox_id = ids_of(envs)[1]
+        sentry = sentry_of(sandbox_id)
         threading.Timer(0.5, os.kill, [sentry, signal.SIGKILL]).start()
         *_, infos = envs.step([bad.FINE, bad.HANG])
-        assert f"copy 1 (sandbox {sandbox.id}) ended: " in infos["failure"][1]
+        assert f"copy 1 (sandbox {sandbox_id}) ended: " in infos["failure"][1]
         envs.step([0, 0])
         assert (envs.step([0, 0])[1] == 1).all()
     finally:
@@ -288,7 +294,7 @@ def test_idle_copies_use_no_cpu(bad_base: prized_gym.Base) -> None:
     envs = prized_gym.ForkedVectorEnv(bad_base, num_envs=3)
     try:
         envs.reset(seed=0)
-        sentries = [sentry_of(member.sandbox.id) for member in envs._fleet._members.values()]  # type: ignore[union-attr]
+        sentries = [sentry_of(sandbox_id) for sandbox_id in ids_of(envs)]
         deadline = time.monotonic() + 30
         before = None
         while (used := [cpu_seconds([pid]) for pid in sentries]) != before:  # until they have come to rest

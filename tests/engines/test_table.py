@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from plain_driver import PlainDriver, engine_of
 
 import prized_gym
 from prized_gym import engines
 from prized_gym.engines.inline import InlineEngine
+from zoo.plain_driver import PlainDriver, engine_of
 
 
 class OwnEngine(InlineEngine):

@@ -30,6 +30,6 @@ ray.shutdown()
 
 
 def test_trains() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr[-3000:]
     assert float(done.stdout.split("RETURN")[1]) > 5

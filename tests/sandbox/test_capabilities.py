@@ -8,21 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import bad_server as bad
 import numpy as np
-import plain_driver
-import plain_variants as variants
 import pytest
-from envs import Loaded, SpaceEnv
 from gymnasium.vector import SyncVectorEnv
-from plain_driver import PlainDriver, engine_of
-from test_parity import assert_same
 
 import prized_gym
 from prized_gym.protocols import GymProtocol
 from prized_gym.sandbox.sweeping import OWNER_LABEL, is_orphan, owner
+from tools.comparing import assert_same
+from tools.sandboxes import ZOO
+from zoo import bad_server as bad
+from zoo import plain_driver
+from zoo import plain_variants as variants
+from zoo.envs import Loaded, SpaceEnv
+from zoo.plain_driver import PlainDriver, engine_of
 
-ZOO = Path(bad.__file__).parent
 BAD: dict[str, Any] = {
     "start": f"{sys.executable} {ZOO / 'bad_server.py'} --port 8000",
     "ready": "http://127.0.0.1:8000/health",
@@ -255,7 +255,12 @@ def test_sweep_deletes_what_dead_programs_left_and_nothing_else() -> None:
     with prized_gym.Base(engine=engine, progress=False) as base:
         provider.make({OWNER_LABEL: f"{host}/{pid}/{int(started) + 1}"}, {}, 8000)
         orphans = {each.id for each in provider.list({})} - {base.id}
-        others = [provider.make({OWNER_LABEL: f"other{host}/{pid}/1"}, {}, 8000), provider.make({}, {}, 8000)]
+        of_a_dead_one = {OWNER_LABEL: f"{host}/{pid}/{int(started) + 1}"}
+        others = [
+            provider.make({OWNER_LABEL: f"other{host}/{pid}/1"}, {}, 8000),
+            provider.make({}, {}, 8000),
+            provider.make({**of_a_dead_one, "kept": "yes"}, {}, 8000),
+        ]
         assert set(engine.sweep()) == orphans and engine.sweep() == []
         assert base.exec("echo here").stdout == "here\n"
         for other in others:
@@ -293,16 +298,30 @@ def test_a_base_that_is_about_to_expire_is_replaced() -> None:
 
 
 def test_the_end_of_a_lifetime_is_a_failure_and_no_reward() -> None:
-    provider = variants.Expiring(3600.0, 3600.0)
-    with bad_base(provider) as base:
-        provider.lifetimes = [1.0, 3600.0]
+    with bad_base(variants.Expiring(3600.0)) as base:
         envs = prized_gym.ForkedVectorEnv(base, num_envs=2, on_failure="truncate")
+        before = set(plain_driver.ALIVE)
         envs.reset(seed=0)
-        time.sleep(1.0)
+        victim = next(iter(plain_driver.ALIVE - before))
+        victim.live(0.0)
+        victim.timer.join()
         _, rewards, terminations, truncations, infos = envs.step([bad.FINE] * 2)
-        assert list(rewards) == [0, 1] and list(truncations) == [True, False] and not terminations.any()
-        assert "lifetime is over" in infos["failure"][0]
+        ended = int(np.flatnonzero(truncations)[0])
+        assert truncations.sum() == 1 and rewards[ended] == 0 and rewards[1 - ended] == 1 and not terminations.any()
+        assert (
+            f"({victim.id}" in infos["failure"][ended].replace("sandbox ", "") and "lifetime" in infos["failure"][ended]
+        )
         envs.close()
+
+
+# What is kept
+
+
+def test_a_provider_that_keeps_nothing_says_so_and_the_base_lives_on() -> None:
+    with base_of(PlainDriver(), None) as base:
+        with pytest.raises(prized_gym.SandboxError, match="keeps no sandboxes"):
+            base.keep()
+        assert base.exec("echo here").stdout == "here\n"
 
 
 # Cost

@@ -159,7 +159,7 @@ FAULTS = {
     bad.SHAPE: r"expected float32 of shape \(3,\)",
     bad.PICKLE: "not allowed",
     bad.DIE: "exited with code 7",
-    bad.HANG: "did not answer within 4 s",
+    bad.HANG: "did not answer within 6 s",
     bad.CUT: "closed before the answer was complete",
     bad.GZIP: "encoded as",
     bad.INTERIM: "one interim answer after another",

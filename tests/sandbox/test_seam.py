@@ -5,13 +5,9 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Iterator
+from typing import Any
 
-import plain_driver
-import plain_variants as variants
 import pytest
-from envs import Faulty, Loaded
-from fleet_tools import ask, begin, begin_some, first, forked, make_base, step
-from plain_driver import engine_of
 
 import prized_gym
 from prized_gym.engines import ENGINES
@@ -20,6 +16,12 @@ from prized_gym.interface.commands import Fresh, Reset, Start
 from prized_gym.interface.engine import BaseHandle
 from prized_gym.interface.fleet import TimeLimits
 from prized_gym.recipe import Recipe
+from tools.fleets import ask, begin, begin_some, first, forked, make_base, step
+from zoo import plain_driver
+from zoo import plain_variants as variants
+from zoo.envs import Loaded
+from zoo.faulty import Faulty
+from zoo.plain_driver import engine_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -132,7 +134,7 @@ def test_a_branch_is_begun_and_waited_for() -> None:
     assert fleet.busy == [0, 1, 2]
     row = fleet.observations.one(0)
     assert not fleet.wait().failures and (fleet.observations.one(2) == row).all()
-    assert set(ask(fleet, "value")) == {0, 1, 2}
+    assert fleet.alive(1) and fleet.alive(2) and fleet.where(1) != fleet.where(2)
     fleet.end(0)
     fleet.branch(0, [1])
     finished = fleet.wait()
@@ -156,26 +158,57 @@ def test_a_fork_finishes_in_part_where_not_all_fit() -> None:
     assert {failure.kind for failure in finished.failures.values()} == {"fork"}
     error = finished.failures[3].error()
     assert isinstance(error, prized_gym.SandboxError) and "room for 0 of 2" in str(error)
-    assert ask(fleet, "value", indices=[0, 1, 2]) != {}
+    assert set(ask(fleet, "value", indices=[0, 1, 2])) == {0, 1, 2}
     fleet.close()
     handle.close()
 
 
-def test_a_base_that_died_is_built_anew_and_reset_as_before() -> None:
+def test_a_base_that_died_is_built_anew_from_its_recipe() -> None:
     handle = make_base("plain", Loaded)
-    handle.reset_environment(3)
     fleet = handle.fleet(2)
-    sandbox_of(handle.where).kill("evicted")
+    first_one = handle.where
+    sandbox_of(first_one).kill("evicted")
     assert not handle.alive
-    fleet.fork({0: Reset(0, None, Fresh(0), from_base=True)})
-    assert not fleet.wait().failures and handle.alive
-    # Found dead only by forking it.
+    assert not forked(fleet, [0]).failures and handle.alive and handle.where != first_one
     fleet.close()
     handle.close()
     with pytest.raises(prized_gym.BaseDiedError, match="closed"):
         handle.fleet(1)
     with pytest.raises(prized_gym.BaseDiedError, match="closed"):
         handle.revive()
+
+
+def test_a_base_that_is_found_dead_by_forking_it_is_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = make_base("plain", Loaded)
+    fleet = handle.fleet(2)
+    first_one = sandbox_of(handle.where)
+    real = plain_driver.PlainSandbox.copies
+
+    def copies(self: plain_driver.PlainSandbox, *arguments: Any) -> Any:
+        if self is first_one:
+            self.kill("evicted")
+            raise prized_gym.SandboxDiedError(f"{self.id} ended: evicted")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(plain_driver.PlainSandbox, "copies", copies)
+    assert not forked(fleet).failures and handle.alive
+    fleet.close()
+    handle.close()
+
+
+def test_a_base_that_died_is_reset_as_before() -> None:
+    kind = engine_of(variants.Forkless())
+    handle = kind.build(Recipe((Loaded,)), kind.options, 60.0, False)
+    handle.reset_environment(None)
+    fleet = handle.fleet(1)
+    from_base = {0: Reset(0, None, Fresh(0), from_base=True)}
+    fleet.fork(from_base)
+    assert not fleet.wait().failures
+    sandbox_of(handle.where).kill("evicted")
+    fleet.fork(from_base)
+    assert not fleet.wait().failures
+    fleet.close()
+    handle.close()
 
 
 def test_a_connected_base_that_died_says_that_it_cannot_be_had_again() -> None:
@@ -186,9 +219,7 @@ def test_a_connected_base_that_died_says_that_it_cannot_be_had_again() -> None:
     base = prized_gym.Base.connect(kept, engine=kind, progress=False)
     envs = prized_gym.ForkedVectorEnv(base, num_envs=1)
     envs.reset(seed=0)
-    next(each for each in plain_driver.ALIVE if each.id == kept).kill("evicted")
-    for sandbox in [each for each in plain_driver.ALIVE if each.id == kept]:
-        sandbox.close()
+    sandbox_of(f"sandbox {kept}").close()
     with pytest.raises(prized_gym.BaseDiedError, match="cannot be connected to again"):
         envs.reset(seed=0)
     envs.close()

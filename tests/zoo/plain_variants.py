@@ -15,11 +15,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from plain_driver import ALIVE, PlainDriver, PlainSandbox
-
 from prized_gym.errors import SandboxCapacityError, SandboxError, SandboxQuotaError
 from prized_gym.interface.fleet import Usage
 from prized_gym.sandbox.driver import Capabilities, ExecResult, Listed, Sandbox, Shape
+from zoo.plain_driver import ALIVE, PlainDriver, PlainSandbox
 
 
 class Forkless(PlainDriver):
@@ -50,7 +49,7 @@ class Cramped(PlainDriver):
     def __init__(self, room: int) -> None:
         super().__init__()
         self.room = room
-        self.capabilities = Capabilities(most_copies=4)
+        self.capabilities = Capabilities(most_copies=4, keeps=True)
         self.parents: dict[str, list[PlainSandbox]] = {}
 
     def make(self, labels: Mapping[str, str], env: Mapping[str, str], port: int) -> PlainSandbox:
@@ -166,7 +165,8 @@ class Listing(PlainDriver):
         return made
 
     def list(self, labels: Mapping[str, str]) -> Sequence[Listed]:
-        return [Listed(each.id, each.labels) for each in self._own() if labels.items() <= each.labels.items()]
+        own = [each for each in self._own() if labels.items() <= each.labels.items()]
+        return [Listed(each.id, each.labels, kept="kept" in each.labels) for each in own]
 
     def delete(self, id: str) -> bool:
         found = [each for each in self._own() if each.id == id]
@@ -269,7 +269,9 @@ class Expiring(PlainDriver):
 
 class ExpiringSandbox(PlainSandbox):
     def live(self, seconds: float) -> None:
-        """Begin its lifetime."""
+        """Begin its lifetime, anew if it has one."""
+        if hasattr(self, "timer"):
+            self.timer.cancel()
         self.ends = time.time() + seconds
         self.timer = threading.Timer(seconds, self.kill, ["its lifetime is over"])
         self.timer.daemon = True

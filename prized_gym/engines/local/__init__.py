@@ -21,10 +21,12 @@ class LocalEngine(Engine):
 
     @classmethod
     def check(cls) -> None:
-        if not all((hasattr(os, "fork"), hasattr(os, "eventfd"), hasattr(socket, "send_fds"))):
+        needed = {"os.fork": (os, "fork"), "os.eventfd": (os, "eventfd"), "socket.send_fds": (socket, "send_fds")}
+        missing = [name for name, (module, function) in needed.items() if not hasattr(module, function)]
+        if missing:
             raise EngineUnavailableError(
-                f"the local engine needs Linux, with fork and eventfd, and this is {sys.platform}. Use engine='inline': the "
-                "copies live in this process, each built anew."
+                f"the local engine needs Linux, with fork and eventfd, and this system ({sys.platform}) has no "
+                f"{', no '.join(missing)}. Use engine='inline': the copies live in this process, each built anew."
             )
 
     @classmethod

@@ -281,6 +281,9 @@ class BaseProcess:
                     answer.error = f"the operating system refused a fork: {error}"
                     return answer
                 if pid == 0:
+                    if request.number <= fleet.block.given_up[0]:
+                        # This base was stopped for long: another may be the copy by now.
+                        os._exit(0)
                     unused = {*ours, *fds[2 * number + 2 :]} - {*fleet.signals.fds}
                     self._become_copy(fleet, index, copy_number, sock_fd, err_fd, unused, files)
                 answer.pids[index] = pid

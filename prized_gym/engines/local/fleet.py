@@ -87,17 +87,18 @@ class LocalFleet(Fleet):
         signalling = self._signalling
         self._actions.write(arrays)
         signalling.ops[:] = ops
-        if self._watch.limited:
-            self._watch.batch(self._everyone, ops)
         if signalling.post():
             if self._copies.roster.gone:
                 # Those are finished already, and perhaps there is nobody else.
                 signalling.nudge()
-            return
-        if not self._by_message:
-            signalling.note_full_batch()
-        for index in self._everyone:
-            self._copies.begin(index, _pick(objects, index))
+        else:
+            if not self._by_message:
+                signalling.note_full_batch()
+            for index in self._everyone:
+                self._copies.begin(index, _pick(objects, index))
+        if self._watch.limited:
+            # Last: one that cannot be sent a long message must not use up the others' time.
+            self._watch.batch(self._everyone, ops)
 
     def step_some(
         self, indices: Sequence[int], arrays: Sequence[Array], objects: Sequence[Sequence[Any]], ops: bytes
@@ -106,17 +107,17 @@ class LocalFleet(Fleet):
         copies = self._copies
         copies.listen_to_sockets()
         self._actions.write_some(arrays, np.asarray(indices, dtype=np.intp))
-        self._watch.batch(indices, ops)
         for number, index in enumerate(indices):
             self._signalling.ops[index] = ops[number]
             copies.begin(index, _pick(objects, number))
+        self._watch.batch(indices, ops)
 
     def command(self, commands: Mapping[int, Command]) -> None:
         self._check_open()
         self._copies.listen_to_sockets()
         for index, command in commands.items():
-            self._watch.command(index, command)
             self._copies.begin_command(index, command)
+        self._watch.commands(commands)
 
     def wait(self, count: int | None = None, timeout: float | None = None) -> Finished:
         if self._closed:

@@ -40,6 +40,7 @@ class Block:
         listen: (one byte) where every copy waits next.
         each: (one byte) 1 while every copy is to say that it is done, not only the last of a batch of all.
         pinned: (one byte) 1 while each copy is to stay on one core.
+        given_up: (one number) fork requests up to this one are not waited for any more.
         cpu, memory: what each copy had used at the end of its latest episode, in seconds and bytes.
     """
 
@@ -69,6 +70,7 @@ class Block:
         self.listen = allocate((1,), byte)
         self.each = allocate((1,), byte)
         self.pinned = allocate((1,), byte)
+        self.given_up = allocate((1,), np.dtype(np.int64))
         self.ops = allocate((count,), byte)
         self.busy = allocate((count,), byte)
         self.flags = allocate((count,), byte)

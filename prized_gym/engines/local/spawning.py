@@ -101,6 +101,7 @@ class Spawning:
             copies.lose_base()
             return False
         except BaseException:
+            copies.block.given_up[0] = number
             for index in first:
                 copies.discard(index, not_forked(index))
                 copies.forget(index)
@@ -123,6 +124,7 @@ class Spawning:
             self._copies.note(message)
         if link.error is not None:
             raise link.error
+        self._copies.block.given_up[0] = number
         return Forked(number, error=f"the base has not forked them within {self._timeout:g} s")
 
     def _fail(self, indices: Sequence[int], error: PrizedGymError) -> None:

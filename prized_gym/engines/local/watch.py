@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prized_gym.calls import RANDOM_STATE
 from prized_gym.engines.local.shared_memory import RESETTING
@@ -30,7 +30,7 @@ class Watch:
         self.limited = limits.step is not None or limits.reset is not None
 
     def batch(self, indices: Sequence[int], ops: bytes) -> None:
-        """A batch begins: ``ops`` has an operation for each of ``indices``."""
+        """A batch has begun: ``ops`` has an operation for each of ``indices``."""
         if not self.limited:
             return
         since = time.monotonic()
@@ -40,11 +40,14 @@ class Watch:
         for index, op in zip(indices, ops, strict=True):
             self.deadlines.begin(index, self.limits.reset if op == commands.RESET else self.limits.step, since)
 
-    def command(self, index: int, command: Command) -> None:
-        """A command begins. Only resets have a limit, with what an unseeded one asks the copy before."""
-        if self.limited:
+    def commands(self, commands: Mapping[int, Command]) -> None:
+        """Commands have begun. Only resets have a limit, with what an unseeded one asks the copy before."""
+        if not self.limited:
+            return
+        since = time.monotonic()
+        for index, command in commands.items():
             resets = isinstance(command, Reset) or (isinstance(command, Call) and command.name == RANDOM_STATE)
-            self.deadlines.begin(index, self.limits.reset if resets else None)
+            self.deadlines.begin(index, self.limits.reset if resets else None, since)
 
     def first_command(self, index: int, since: float) -> None:
         """The first command of a new fork begins; its fork began at ``since``."""
