@@ -19,9 +19,10 @@ from .files import FileInfo, Files
 from .find import Runsc
 from .python import PythonPaths, python_paths
 from .runtime import close_all
-from .sandbox import Sandbox, Used
+from .sandbox import Sandbox
 from .store import Kept, delete_kept, list_kept, sweep
 from .stream import Stream
+from .usage import Used
 
 __all__ = [
     "Check",
