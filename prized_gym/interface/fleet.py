@@ -199,6 +199,10 @@ class Fleet(ABC):
     def usage(self, index: int) -> Usage:
         """What copy ``index`` has used so far."""
 
+    def age(self, index: int) -> float:
+        """Wall-clock seconds since copy ``index`` was made, found without asking anybody; nan as ``Usage.seconds`` is."""
+        return self.usage(index).seconds
+
     @abstractmethod
     def release(self, indices: Sequence[int]) -> None:
         """Let idle copies go, their environments closed. Copies that do not exist may be among them."""

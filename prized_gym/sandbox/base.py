@@ -114,6 +114,10 @@ class SandboxBase(BaseHandle, SandboxHandle):
     def copy_size(self) -> tuple[float, float] | None:
         return self.plan.shape.vcpu or 1.0, self.plan.shape.memory_gb or 1.0
 
+    @property
+    def tells_cost(self) -> bool:
+        return self.pool.capabilities.tells_cost
+
     def check_open(self) -> None:
         """Find out whether the base has been closed.
 

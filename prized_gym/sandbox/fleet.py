@@ -323,6 +323,9 @@ class SandboxFleet(Fleet):
     def usage(self, index: int) -> Usage:
         return self._roster.usage(index)
 
+    def age(self, index: int) -> float:
+        return self._roster.age(index)
+
     def end(self, index: int, timed_out: float | None = None) -> Failure:
         self._jobs.drop([index])
         member = self._roster.get(index)
