@@ -24,7 +24,8 @@ from prized_gym.interface.failure import Failure
 class TimeLimits:
     """How many seconds a copy may take, which its fleet enforces; None for ever.
 
-    A copy that takes longer is ended, and fails with kind ``timeout``.
+    A copy that takes longer is ended, and fails with kind ``timeout``. What a request waits for its turn, where a provider
+    takes only so many at once, counts toward neither.
 
     Attributes:
         step: for a step.

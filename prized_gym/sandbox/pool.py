@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from prized_gym.errors import (
     SandboxCapacityError,
     SandboxDiedError,
     SandboxError,
+    SandboxQuotaError,
 )
 from prized_gym.sandbox.account import Account, Guarded
 from prized_gym.sandbox.builder import Builder, Built
@@ -35,6 +36,7 @@ _FULL_FOR = 60.0
 _BUILDERS = 32
 _FORKERS = 32
 _CLOSING = 15.0
+"""Seconds that are waited for the end of one more sandbox; as many follow as there are."""
 
 
 @dataclass
@@ -121,6 +123,7 @@ class SandboxPool:
         self._parents: list[Parent] = []
         self._copies: dict[str, tuple[Guarded, Parent | None]] = {}
         self._reset_seed: int | None = None
+        self._not_grown: tuple[float, Exception] | None = None
         self._builders = background.Threads(min(_BUILDERS, capabilities.most_requests or _BUILDERS))
         self._forkers = background.Threads(_FORKERS)
         self._kept: Parent | None = None
@@ -207,6 +210,21 @@ class SandboxPool:
         with contextlib.suppress(SandboxError):
             parent.sandbox.prepare()
         return parent
+
+    def _grow_again(self) -> Parent | None:
+        """Set up one more parent; None if that cannot be done, or could not be a moment ago."""
+        if not self._builder.has_recipe:
+            return None
+        if self._not_grown is not None and time.monotonic() < self._not_grown[0]:
+            return None
+        self._not_grown = None
+        try:
+            return self._grow(progress=False)
+        except BaseDiedError:
+            raise
+        except Exception as error:
+            self._not_grown = time.monotonic() + _FULL_FOR, error
+            return None
 
     def _drop(self, parent: Parent) -> None:
         """Let go of a parent; its copies live on."""
@@ -312,14 +330,13 @@ class SandboxPool:
                 if parent.room != 0:
                     return parent
             # One that had no room for a single copy will not be helped by another.
-            if not self._builder.has_recipe or living[-1].copies == 0:
-                return None
-            return self._grow(progress=False)
+            return None if living[-1].copies == 0 else self._grow_again()
 
     def _replace_expiring(self) -> None:
+        if not self.capabilities.tells_expiry:
+            return
         for parent in list(self._parents):
-            if parent.expiring and parent.alive and self._builder.has_recipe:
-                self._grow(progress=False)
+            if parent.expiring and parent.alive and self._grow_again() is not None:
                 self._drop(parent)
 
     def _fork_some(
@@ -328,6 +345,9 @@ class SandboxPool:
         """Fork a parent once, or learn that it has less room or is gone."""
         room = parent.room
         asked = min(count, self.capabilities.most_copies, count if room is None else room)
+        if asked < 1:
+            # Somebody else has filled it since.
+            return
         try:
             made.sandboxes += self._batch(parent.sandbox, asked, timeout, labels, network, parent)
         except SandboxCapacityError as error:
@@ -366,15 +386,26 @@ class SandboxPool:
             )
         futures = [self._builders.submit(lambda: self._build(False, labels)) for _ in range(count)]
         made = Forked()
-        for future in futures:
-            try:
-                built = future.result()
-            except Exception as error:
-                made.error = error
-                continue
-            built.disconnect()
-            made.sandboxes += self._take([built.sandbox], None)
+        try:
+            for future in futures:
+                try:
+                    built = future.result()
+                    built.disconnect()
+                    made.sandboxes += self._take([built.sandbox], None)
+                except Exception as error:
+                    room = isinstance(error.__cause__, (SandboxCapacityError, SandboxQuotaError))
+                    made.error = error.__cause__ if room else error  # type: ignore[assignment]
+        except BaseException:
+            # An interrupt: nobody is there to have them.
+            for future in futures:
+                future.cancel()
+                future.add_done_callback(self._discard)
+            raise
         return made
+
+    def _discard(self, built: Future[Built]) -> None:
+        if not built.cancelled() and built.exception() is None:
+            self.submit_ending(built.result().sandbox)
 
     def _take(self, made: list[Guarded], parent: Parent | None) -> list[Guarded]:
         with self._lock:
@@ -397,7 +428,9 @@ class SandboxPool:
 
     def _full(self, made: int, wanted: int) -> PrizedGymError:
         text = f"the machine of the base (sandbox {self.first.sandbox.id}) has room for {made} of {wanted} copies"
-        if self._builder.has_recipe:
+        if self._not_grown is not None:
+            text += f", and one more base could not be set up: {self._not_grown[1]}"
+        elif self._builder.has_recipe:
             text += ", and one more base that was set up has room for none: ask for fewer copies, or smaller ones"
         else:
             text += (
@@ -425,7 +458,7 @@ class SandboxPool:
         """Leave the first parent behind; all other parents end, and copies live on. The pool is closed to new ones.
 
         Raises:
-            SandboxError: the provider keeps none; nothing has changed.
+            SandboxError: the provider keeps none, or could not; nothing has changed.
         """
         if not self.capabilities.keeps:
             raise SandboxError("the provider of this engine keeps no sandboxes: a base ends with its program")
@@ -434,7 +467,12 @@ class SandboxPool:
             parents = list(self._parents)
         for parent in parents:
             parent.built.disconnect()
-        kept = parents[0].sandbox.keep(lifetime_hours)
+        try:
+            kept = parents[0].sandbox.keep(lifetime_hours)
+        except BaseException:
+            with self._lock:
+                self._closed = False
+            raise
         self._kept = parents[0]
         for parent in parents[1:]:
             self._end(parent.sandbox)
@@ -449,6 +487,10 @@ class SandboxPool:
         for parent in parents:
             parent.built.disconnect()
         ending = [*copies, *(parent.sandbox for parent in parents)]
-        wait_for_futures([self._account.submit(partial(self._end, one), urgent=True) for one in ending], _CLOSING)
+        left = {self._account.submit(partial(self._end, one), urgent=True) for one in ending}
+        while left:
+            ended, left = wait_for_futures(left, _CLOSING, FIRST_COMPLETED)
+            if not ended:
+                break
         with contextlib.suppress(Exception):
             self._builder.lost.look_again()
