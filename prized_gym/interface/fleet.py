@@ -136,7 +136,7 @@ class Fleet(ABC):
         Args:
             arrays: one action array ``(N, *shape)`` per array leaf of the action space; the caller may reuse it at once.
             objects: one sequence of N values per object leaf.
-            ops: a byte per copy: ``STEP``, ``STEP_RESET``, ``RESET`` or ``NOOP``.
+            ops: a byte per copy: ``STEP``, ``STEP_RESET``, ``RESET`` or ``NOOP``, which does nothing, and finishes too.
         """
 
     @abstractmethod

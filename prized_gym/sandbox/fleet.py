@@ -203,6 +203,7 @@ class SandboxFleet(Fleet):
         for number, index in enumerate(indices):
             op = batch[number]
             if op == ops.NOOP:
+                jobs.append(Job(index, _nothing))
                 continue
             if op == ops.RESET:
                 jobs.append(self._command_job(index, Reset()))
@@ -367,6 +368,10 @@ class SandboxFleet(Fleet):
         self._jobs.close()
         self._roster.forget(self._roster.indices)
         wait_for_futures(self._leaving(), _CLOSING)
+
+
+async def _nothing() -> Outcome:
+    return Result(None)
 
 
 def _timed_out(index: int, where: str, limit: float) -> Failure:
