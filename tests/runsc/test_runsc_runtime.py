@@ -138,7 +138,7 @@ def test_supervisor_killed_is_news(own_store: Path) -> None:
     assert not remains(own_store)
 
 
-def test_run_time_ends_even_if_the_maker_hangs(own_store: Path) -> None:
+def test_run_time_ends_even_if_the_runtime_hangs(own_store: Path) -> None:
     program = (
         PRELUDE
         + "options['max_runtime_min'] = 0.03\nsandbox = Sandbox.create(**options); say('go')\n"
