@@ -228,10 +228,6 @@ class SandboxBase(BaseHandle, SandboxHandle):
         forked = self.fork_what_fits(n, timeout, labels)
         return [self.held(sandbox) for sandbox in forked.sandboxes], forked.error
 
-    def forget(self, sandbox: Guarded) -> None:
-        """End a copy."""
-        self.pool.forget(sandbox)
-
     # The end
 
     def keep(self, lifetime_hours: float | None) -> str:

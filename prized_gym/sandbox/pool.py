@@ -262,7 +262,7 @@ class SandboxPool:
         return made
 
     def fork_copy(
-        self, source: Sandbox, count: int, timeout: float, labels: Mapping[str, str] | None, network: str | None
+        self, source: Guarded, count: int, timeout: float, labels: Mapping[str, str] | None, network: str | None
     ) -> Forked:
         """Make forks of a copy, as many as there is room for. Arguments as for :meth:`fork`.
 
@@ -361,7 +361,7 @@ class SandboxPool:
 
     def _batch(
         self,
-        source: Sandbox,
+        source: Guarded,
         count: int,
         timeout: float,
         labels: Mapping[str, str] | None,
@@ -369,7 +369,6 @@ class SandboxPool:
         parent: Parent | None,
     ) -> list[Guarded]:
         """One call of the provider's fork."""
-        assert isinstance(source, Guarded)
         asked = min(count, self.capabilities.most_copies)
         with self._builder.found_if_lost(source.labels if labels is None else labels) as chosen:
             named = labels if chosen is source.labels else chosen
