@@ -106,7 +106,7 @@ class _Assembly:
             SetupError, SetupTimeoutError: it could not be set up.
         """
         built: Built = self._builder.build(self._new_setup(True)) if sandbox is None else self._builder.adopt(sandbox)
-        self._pool.add(built)
+        self._pool.parents.add(built)
         base = self._base()
         try:
             base.describe(time.monotonic() - self._started)
