@@ -38,12 +38,6 @@ def seconds(name: str, value: float | None) -> float | None:
     return value
 
 
-def earlier(a: float | None, b: float | None) -> float | None:
-    """Return the smaller of two limits, of which None is none at all."""
-    limits = [limit for limit in (a, b) if limit is not None]
-    return min(limits) if limits else None
-
-
 def seed_list(seed: Seed, count: int) -> list[int | None]:
     """Return one seed or None per copy.
 

@@ -226,6 +226,11 @@ class Base(SandboxMethods):
         return self._handle.copy_size
 
     @property
+    def tells_cost(self) -> bool:
+        """Whether its provider tells what it bills for a copy."""
+        return self._handle.tells_cost
+
+    @property
     def description(self) -> Description:
         """Everything the base tells of its environments."""
         return self._handle.description

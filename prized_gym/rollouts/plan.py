@@ -62,7 +62,7 @@ class RolloutPlan:
 
     def policy(self) -> Policy:
         """The policy, with the spaces of the base."""
-        return Policy(self.what, self.batched, self.base.observation_space, self.base.action_space)
+        return Policy(self.what, self.batched, self.base.action_space)
 
     def runner(self, queue: RolloutQueue, loop: UserLoop, thread: Threads | None) -> PolicyRunner:
         """What plays the queue with the policy."""

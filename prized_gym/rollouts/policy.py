@@ -8,17 +8,15 @@ import contextvars
 import inspect
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
-
-from gymnasium.vector.utils import concatenate, create_empty_array
+from typing import Any
 
 from prized_gym import background
 from prized_gym.actions import ActionCheck
-from prized_gym.batch import ActionBuffer, AnySpace, assemble
+from prized_gym.batch import AnySpace, assemble
 from prized_gym.errors import PrizedGymError
 
 
@@ -188,20 +186,11 @@ class Policy:
         batched: which of the two.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], batched: bool, observation_space: AnySpace, action_space: AnySpace
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], batched: bool, action_space: AnySpace) -> None:
         self.function = function
         self.batched = batched
         self.is_async = is_async(function)
-        self._observation_space = observation_space
         self._check = ActionCheck(action_space)
-        self._joint = ActionBuffer(action_space, 1)
-
-    def stack(self, observations: Sequence[Any]) -> Any:
-        """Single observations as a batch."""
-        space: Any = self._observation_space
-        return concatenate(space, observations, cast("Any", create_empty_array(space, n=len(observations))))
 
     def split(self, answer: Any, count: int) -> tuple[list[Any], list[list[Any]]]:
         """What the policy returned for ``count`` observations, as the leaves of a batch of actions.
@@ -213,11 +202,6 @@ class Policy:
             return self._check.split(answer if self.batched else self._batch_of(answer), count)
         except Exception as error:
             raise NoActionError(f"returned {answer!r:.200}: {error}") from error
-
-    def single(self, leaves: tuple[list[Any], list[list[Any]]], number: int) -> Any:
-        """Action ``number`` of what :meth:`split` gave."""
-        arrays, objects = leaves
-        return self._joint.join([array[number].copy()[()] for array in arrays], [column[number] for column in objects])
 
     def _batch_of(self, action: Any) -> Any:
         try:

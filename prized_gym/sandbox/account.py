@@ -48,6 +48,7 @@ class Account:
             if most_requests == 1:
                 self._lanes[True] = self._lanes[False]
         self._threads = {False: background.Threads(plain), True: background.Threads(urgent)}
+        self._holding = threading.local()
         self._leaving: list[Sandbox] = []
         self._lock = threading.Lock()
 
@@ -65,12 +66,29 @@ class Account:
 
     @contextlib.contextmanager
     def _slot(self, urgent: bool) -> Iterator[None]:
-        with contextlib.nullcontext() if self._lanes is None else self._lanes[urgent]:
+        """Wait for a turn, unless this thread has one."""
+        if self._lanes is None or getattr(self._holding, "slot", False):
             yield
+            return
+        with self._lanes[urgent]:
+            self._holding.slot = True
+            try:
+                yield
+            finally:
+                self._holding.slot = False
 
     def submit(self, call: Callable[[], _T], urgent: bool = False) -> Future[_T]:
         """Have ``call`` made in a thread, which it must leave without waiting for another of these threads."""
         return self._threads[urgent].submit(call)
+
+    def submit_in_turn(self, call: Callable[[], _T]) -> Future[_T]:
+        """Have ``call`` made in a thread once it is its turn, which it keeps for all that it asks one after another."""
+
+        def work() -> _T:
+            with self._slot(False):
+                return call()
+
+        return self.submit(work)
 
     def note_leaving(self, sandbox: Sandbox) -> None:
         """Remember a deleted sandbox that counts until it is gone."""

@@ -22,7 +22,7 @@ _READY_EVERY = 0.02
 
 async def run(channel: Channel, operation: Exchange[_T], timeout: float, max_bytes: int) -> _T:
     """Run one operation of a protocol over a channel, as :meth:`Client.run` does; answers have at most ``max_bytes``."""
-    left, ends = timeout, time.monotonic() + timeout
+    left, ends = timeout, time.monotonic() + timeout - channel.waited
     exchange = checked(operation)
     response: Response | None = None
     try:
@@ -34,7 +34,7 @@ async def run(channel: Channel, operation: Exchange[_T], timeout: float, max_byt
                 return value
             limit = left if request.timeout is None else request.timeout
             response = await channel.ask(request, limit=max_bytes, timeout=limit)
-            left = max(0.001, ends - time.monotonic())
+            left = max(0.001, ends + channel.waited - time.monotonic())
     finally:
         exchange.close()
 
