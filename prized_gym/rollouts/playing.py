@@ -149,7 +149,7 @@ class EpisodeRunner:
                 outcome = Outcome(math.nan, place.length, place.so_far) if failure else playing.result()
             finally:
                 playing.cancel()
-            cost = self._cost(copy, seconds)
+            cost = await self._cost(copy, seconds)
             self._settle(work, outcome, seconds, cost, copy.id, failure)
         finally:
             await _to_its_end(background.submit(copy.close, urgent=True))
@@ -165,10 +165,11 @@ class EpisodeRunner:
         reason = f"did not end within {self._timeout:g} s and was ended"
         return Failure(place.slot, f"sandbox {place.copy.id}", "timeout", reason, stderr=log).describe()
 
-    def _cost(self, copy: Copy, seconds: float) -> float:
+    async def _cost(self, copy: Copy, seconds: float) -> float:
         """US dollars that a copy has cost: what its provider bills, or what the prices given come to."""
         if self._prices is None:
-            return copy.usage().cost_usd
+            # In a thread: a provider may have to be asked.
+            return (await background.in_thread(copy.usage, urgent=True)).cost_usd
         vcpu, memory_gb = self._base.copy_size or (math.nan, math.nan)
         return self._prices.cost(seconds=seconds, vcpu=vcpu, memory_gb=memory_gb)
 

@@ -124,7 +124,8 @@ class SandboxPool:
         self._builders = background.Threads(min(_BUILDERS, capabilities.most_requests or _BUILDERS))
         self._forkers = background.Threads(_FORKERS)
         self._kept: Parent | None = None
-        self._closed = False
+        self._keeping = False
+        self._ended = False
 
     # Parents
 
@@ -132,6 +133,11 @@ class SandboxPool:
     def first(self) -> Parent:
         """The parent that stands for the base."""
         return self._parents[0]
+
+    @property
+    def _closed(self) -> bool:
+        """Whether nothing may come in any more."""
+        return self._ended or self._keeping
 
     @property
     def alive(self) -> bool:
@@ -425,17 +431,20 @@ class SandboxPool:
         """Leave the first parent behind; all other parents end, and copies live on. The pool is closed to new ones.
 
         Raises:
-            SandboxError: the provider keeps none; nothing has changed.
+            SandboxError: the provider keeps none, or cannot keep it; nothing has changed.
         """
         if not self.capabilities.keeps:
             raise SandboxError("the provider of this engine keeps no sandboxes: a base ends with its program")
         with self._lock:
-            self._closed = True
+            self._keeping = True
             parents = list(self._parents)
-        for parent in parents:
-            parent.built.disconnect()
-        kept = parents[0].sandbox.keep(lifetime_hours)
-        self._kept = parents[0]
+        try:
+            for parent in parents:
+                parent.built.disconnect()
+            kept = parents[0].sandbox.keep(lifetime_hours)
+            self._kept, self._ended = parents[0], True
+        finally:
+            self._keeping = False
         for parent in parents[1:]:
             self._end(parent.sandbox)
         return kept
@@ -443,7 +452,7 @@ class SandboxPool:
     def close(self) -> None:
         """End everything but what is kept."""
         with self._lock:
-            self._closed = True
+            self._ended = True
             copies, self._copies = [sandbox for sandbox, _ in self._copies.values()], {}
             parents = [parent for parent in self._parents if parent is not self._kept]
         for parent in parents:
