@@ -13,7 +13,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from prized_gym import engines
-from prized_gym.arguments import seconds
+from prized_gym.arguments import identifier, seconds
 from prized_gym.base_sandbox import SandboxMethods
 from prized_gym.errors import BaseDiedError
 from prized_gym.html import table
@@ -161,6 +161,7 @@ class Base(SandboxMethods):
             SandboxError: there is no such base.
             EngineUnavailableError: the engine cannot run here, or keeps no bases.
         """
+        identifier(id)
         base = cls.__new__(cls)
         base.closed = True
         base._engine = engines.load(engine)

@@ -84,7 +84,7 @@ class RolloutPlan:
         from prized_gym.rollouts import ways
 
         if self.name == "request":
-            return ways.RequestWay(self.what, self.reward)
+            return ways.RequestWay(self.what, self.reward, loop)
         if self.name == "command":
-            return ways.CommandWay(self.what, self.reward)
+            return ways.CommandWay(self.what, self.reward, loop)
         return ways.EpisodeWay(self.what, self.reward, loop, self.with_tasks)

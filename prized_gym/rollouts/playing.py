@@ -175,6 +175,7 @@ class EpisodeRunner:
         if self._prices is None:
             if not self._base.tells_cost:
                 return math.nan
+            # In a thread: a provider may have to be asked.
             return (await background.in_thread(copy.usage, urgent=True)).cost_usd
         vcpu, memory_gb = self._base.copy_size or (math.nan, math.nan)
         return self._prices.cost(seconds=seconds, vcpu=vcpu, memory_gb=memory_gb)

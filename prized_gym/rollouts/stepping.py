@@ -157,9 +157,7 @@ class PolicyRunner:
             self._at_work = False
             yield ended
             self._at_work = True
-            # What the caller does meanwhile is none of the copies' time.
-            for playing in self._playing.values():
-                playing.started += time.monotonic() - left
+            self._do_not_count(time.monotonic() - left)
 
     # Making copies
 
@@ -181,12 +179,25 @@ class PolicyRunner:
         if self._full and self._playing:
             return True
         free = [index for index in range(self._size) if index not in self._playing]
-        works = self._queue.take(len(free))
+        works = self._take_works(len(free))
+        if self._stopped.is_set():
+            return False
         if len(works) < len(free):
             self._live.release(free[len(works) :])
         if works:
             self._fork(dict(zip(free, works, strict=False)))
         return bool(self._playing or self._ended or works)
+
+    def _take_works(self, most: int) -> list[Work]:
+        began = time.monotonic()
+        works = self._queue.take(most)
+        self._do_not_count(time.monotonic() - began)
+        return works
+
+    def _do_not_count(self, seconds: float) -> None:
+        """What the caller's code, the generator of seeds included, has just taken is none of the copies' time."""
+        for playing in self._playing.values():
+            playing.started += seconds
 
     def _fork(self, chosen: dict[int, Work]) -> None:
         first: dict[int, Command] = {i: first_command(work, i, self._from_base) for i, work in chosen.items()}

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -178,8 +179,14 @@ class Guarded(Sandbox):
     def fork(
         self, n: int, *, labels: Mapping[str, str] | None = None, network: str | None = None, timeout: float = 120.0
     ) -> list[Guarded]:
-        made = self._ask(lambda: self.inner.fork(n, labels=labels, network=network, timeout=timeout))
-        return [Guarded(each, self.account) for each in made]
+        forked = self._ask(lambda: self.inner.fork(n, labels=labels, network=network, timeout=timeout))
+        made = [Guarded(each, self.account) for each in forked]
+        if len(made) == n:
+            return made
+        # None at all would be asked for again and again, and nobody would end those nobody asked for.
+        for each in made:
+            each.close()
+        raise SandboxError(f"sandbox {self.id} was to be forked {n} times, and its driver gave {len(made)} forks")
 
     def prepare(self) -> None:
         self._ask(self.inner.prepare)
@@ -218,10 +225,18 @@ class Guarded(Sandbox):
         return self.inner.expires
 
     def usage(self) -> Usage:
-        return self._ask(self.inner.usage, True)
+        try:
+            return self._ask(self.inner.usage, True)
+        except (SandboxError, OSError):
+            # Not known at the moment, which ends nobody's episode.
+            return Usage()
 
     def close(self) -> None:
-        self._ask(self.inner.close, True)
+        try:
+            self._ask(self.inner.close, True)
+        except Exception as error:
+            # A driver should not raise here: whoever ends one has others to end.
+            warnings.warn(f"sandbox {self.id} may not have been deleted: {error!r}", RuntimeWarning, stacklevel=2)
 
     def wait_gone(self, timeout: float) -> bool:
         return self._ask(lambda: self.inner.wait_gone(timeout), True)

@@ -23,6 +23,7 @@ from prized_gym.interface.engine import Description
 from prized_gym.interface.failure import Failure
 from prized_gym.interface.fleet import UNLIMITED, Finished, Fleet, TimeLimits, Usage
 from prized_gym.protocols import Protocol as ServerProtocol
+from prized_gym.protocols import ProtocolError
 from prized_gym.sandbox.account import Guarded
 from prized_gym.sandbox.channels.channel import ChannelError
 from prized_gym.sandbox.client import Client
@@ -252,6 +253,9 @@ class SandboxFleet(Fleet):
         task = asyncio.get_running_loop().create_task(work())
         try:
             await self._within(limit, task, index)
+            if task.cancelled():
+                # By itself: what a protocol raised.
+                raise ProtocolError("the operation was cancelled")
             if task.done():
                 return task.result()
             task.cancel()
@@ -306,7 +310,7 @@ class SandboxFleet(Fleet):
         for index, outcome in outcomes.items():
             try:
                 self._rows.take(finished, index, outcome)
-            except (ValueError, TypeError, KeyError, IndexError) as error:
+            except Exception as error:
                 reason = f"gave an answer that does not fit its spaces: {error}"
                 finished.failures[index] = Failure(index, self._roster.where(index), "raised", reason)
             if isinstance(outcome, Failure) and outcome.kind not in _LEFT_ALIVE:
