@@ -27,6 +27,9 @@ _URGENT_SHARE = 8
 
 _ASK_AGAIN = 0.2
 _MOST_LEAVING = 1000
+_TURN = 0.5
+"""Seconds that something which waits may take of a turn."""
+
 _TOLD_APART = (SandboxDiedError, SandboxCapacityError, SandboxQuotaError)
 
 
@@ -63,6 +66,19 @@ class Account:
         time.sleep(_ASK_AGAIN)
         with self._slot(urgent):
             return call()
+
+    def ask_until(self, call: Callable[[float], _T], timeout: float, urgent: bool = False) -> _T:
+        """Call something that waits at most as long as it is passed, until it gives what is true, or ``timeout`` seconds.
+
+        Where there are turns, each is short: others ask meanwhile.
+        """
+        ends = time.monotonic() + timeout
+        while True:
+            left = max(0.0, ends - time.monotonic())
+            turn = left if self._lanes is None else min(left, _TURN)
+            found = self.ask(lambda: call(turn), urgent)  # noqa: B023
+            if found or turn == left:
+                return found
 
     @contextlib.contextmanager
     def _slot(self, urgent: bool) -> Iterator[None]:
@@ -109,7 +125,7 @@ class Account:
         return bool(gone)
 
     def _gone(self, sandbox: Sandbox, timeout: float) -> bool:
-        return self.ask(lambda: sandbox.wait_gone(timeout))
+        return self.ask_until(sandbox.wait_gone, timeout)
 
 
 _accounts: dict[tuple[type[Driver], str], Account] = {}
@@ -211,7 +227,7 @@ class Guarded(Sandbox):
         return self.inner.death
 
     def wait_dead(self, timeout: float) -> str | None:
-        return self._ask(lambda: self.inner.wait_dead(timeout), True)
+        return self.account.ask_until(self.inner.wait_dead, timeout, True)
 
     @property
     def expires(self) -> float | None:
@@ -224,7 +240,7 @@ class Guarded(Sandbox):
         self._ask(self.inner.close, True)
 
     def wait_gone(self, timeout: float) -> bool:
-        return self._ask(lambda: self.inner.wait_gone(timeout), True)
+        return self.account.ask_until(self.inner.wait_gone, timeout, True)
 
 
 class _GuardedFiles:
