@@ -28,6 +28,11 @@ _URGENT_SHARE = 8
 
 _ASK_AGAIN = 0.2
 _MOST_LEAVING = 1000
+_TURN = 0.5
+"""Seconds that something which waits may take of a turn."""
+
+_BETWEEN_TURNS = 0.05
+
 _TOLD_APART = (SandboxDiedError, SandboxCapacityError, SandboxQuotaError)
 
 
@@ -64,6 +69,21 @@ class Account:
         time.sleep(_ASK_AGAIN)
         with self._slot(urgent):
             return call()
+
+    def ask_until(self, call: Callable[[float], _T], timeout: float, urgent: bool = False) -> _T:
+        """Call something that waits at most as long as it is passed, until it gives what is true, or ``timeout`` seconds.
+
+        Where there are turns, each is short: others ask meanwhile.
+        """
+        ends = time.monotonic() + timeout
+        while True:
+            left = max(0.0, ends - time.monotonic())
+            turn = left if self._lanes is None else min(left, _TURN)
+            found = self.ask(lambda: call(turn), urgent)  # noqa: B023
+            if found or turn == left:
+                return found
+            # A semaphore goes to whoever comes first, not to whoever has waited longest.
+            time.sleep(_BETWEEN_TURNS)
 
     @contextlib.contextmanager
     def _slot(self, urgent: bool) -> Iterator[None]:
@@ -110,7 +130,7 @@ class Account:
         return bool(gone)
 
     def _gone(self, sandbox: Sandbox, timeout: float) -> bool:
-        return self.ask(lambda: sandbox.wait_gone(timeout))
+        return self.ask_until(sandbox.wait_gone, timeout)
 
 
 _accounts: dict[tuple[type[Driver], str], Account] = {}
@@ -218,7 +238,7 @@ class Guarded(Sandbox):
         return self.inner.death
 
     def wait_dead(self, timeout: float) -> str | None:
-        return self._ask(lambda: self.inner.wait_dead(timeout), True)
+        return self.account.ask_until(self.inner.wait_dead, timeout, True)
 
     @property
     def expires(self) -> float | None:
@@ -239,7 +259,7 @@ class Guarded(Sandbox):
             warnings.warn(f"sandbox {self.id} may not have been deleted: {error!r}", RuntimeWarning, stacklevel=2)
 
     def wait_gone(self, timeout: float) -> bool:
-        return self._ask(lambda: self.inner.wait_gone(timeout), True)
+        return self.account.ask_until(self.inner.wait_gone, timeout, True)
 
 
 class _GuardedFiles:

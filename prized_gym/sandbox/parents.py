@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prized_gym import background
 from prized_gym.errors import BaseDiedError, PrizedGymError, SandboxCapacityError, SandboxError
@@ -71,8 +71,6 @@ class Parents:
         tells_expiry: whether it is known when a provider ends them.
         end: ends a sandbox.
 
-    Attributes:
-        closed: whether there are to be no more.
     """
 
     def __init__(
@@ -88,18 +86,30 @@ class Parents:
         self._parents: list[Parent] = []
         self._reset_seed: int | None = None
         self._not_grown: tuple[float, Exception] | None = None
-        self.closed = False
+        self._ended = self._keeping = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are to be no more."""
+        return self._ended or self._keeping
 
     def close(self) -> list[Parent]:
         """Let there be no more; returns those there are."""
         with self._lock:
-            self.closed = True
+            self._ended = True
             return list(self._parents)
 
-    def reopen(self) -> None:
-        """Take a :meth:`close` back."""
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[list[Parent]]:
+        """Let there be no more while inside, and after it unless that failed; gives those there are."""
         with self._lock:
-            self.closed = False
+            self._keeping = True
+            parents = list(self._parents)
+        try:
+            yield parents
+            self._ended = True
+        finally:
+            self._keeping = False
 
     @property
     def first(self) -> Parent:

@@ -273,15 +273,11 @@ class SandboxPool:
         """
         if not self.capabilities.keeps:
             raise SandboxError("the provider of this engine keeps no sandboxes: a base ends with its program")
-        parents = self.parents.close()
-        for parent in parents:
-            parent.built.disconnect()
-        try:
+        with self.parents.keeping() as parents:
+            for parent in parents:
+                parent.built.disconnect()
             kept = parents[0].sandbox.keep(lifetime_hours)
-        except BaseException:
-            self.parents.reopen()
-            raise
-        self._kept = parents[0]
+            self._kept = parents[0]
         for parent in parents[1:]:
             self._end(parent.sandbox)
         return kept

@@ -296,6 +296,20 @@ def test_what_a_step_waits_for_its_turn_is_not_of_its_time() -> None:
     assert provider.refused == 0
 
 
+def test_waiting_for_a_death_leaves_others_their_turn() -> None:
+    provider = variants.Busy(1)
+    with bad_base(provider) as base, ThreadPoolExecutor() as threads:
+        waited, other = base.fork(2)
+        waiting = threads.submit(waited.wait_dead, 60)
+        time.sleep(0.2)
+        other.close()
+        assert not waiting.done()
+        next(each for each in plain_driver.ALIVE if each.id == waited.id).kill("killed")
+        assert waiting.result(30) == "killed"
+        assert other.death == "closed"
+    assert provider.refused == 0
+
+
 def test_ending_what_hangs_does_not_wait_for_what_hangs() -> None:
     provider = variants.Busy(2)
     with bad_base(provider, channel="exec") as base:
