@@ -7,7 +7,8 @@ the other.
 
 ``multiprocessing`` runs the script once more instead. That would ask for an ``if __name__ == "__main__"`` in every script, is
 impossible for a notebook, for ``python -c`` and for a script read from stdin, and takes as long as everything the script
-imports: 2 s where that is torch, against 0.3 ms for a dozen classes that travel by value (measured).
+imports: 1.3 s where that is torch, against 1 ms for a dozen classes by value, and 20 us for an object whose class has arrived
+before (measured).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -214,3 +215,98 @@ def test_a_script_that_a_worker_of_multiprocessing_imports_sets_up_no_base(tmp_p
     result = run(["trainer.py"], tmp_path)
     assert found_by(result) == "end"
     assert 'if __name__ == "__main__"' in result.stderr
+
+
+def test_the_search_path_of_the_trainer_comes_before_every_package(tmp_path: Path) -> None:
+    """Vendored dependencies, ours included: the base has the very ones that the trainer has."""
+    import cloudpickle
+    import farama_notifications
+
+    for package in (cloudpickle, farama_notifications):
+        place = Path(package.__file__).parent
+        shutil.copytree(place, tmp_path / "vendored" / place.name)
+    text = """
+        import sys
+        sys.path.insert(0, "vendored")
+        import gymnasium as gym, json, numpy as np, prized_gym
+
+        class Env(gym.Env):
+            observation_space = gym.spaces.Box(-1, 1, (1,))
+            action_space = gym.spaces.Discrete(2)
+            def reset(self, *, seed=None, options=None):
+                super().reset(seed=seed)
+                loaded = [sys.modules[name].__file__ for name in ("cloudpickle", "farama_notifications", "prized_gym")]
+                return np.zeros(1, np.float32), {"loaded": loaded}
+
+        envs = prized_gym.ForkedVectorEnv(Env, 1)
+        print("FOUND", json.dumps([list(envs.reset(seed=0)[1]["loaded"][0]), prized_gym.__file__]))
+        envs.close()
+    """
+    (tmp_path / "trainer.py").write_text(
+        textwrap.dedent(text)
+    )
+    vendored, own = found_by(run(["trainer.py"], tmp_path))  # type: ignore[misc]
+    assert vendored == [
+        str(tmp_path / "vendored" / "cloudpickle" / "__init__.py"),
+        str(tmp_path / "vendored" / "farama_notifications" / "__init__.py"),
+        own,
+    ]
+
+
+def test_ids_registered_in_the_script_are_known_wherever_its_environments_run(tmp_path: Path) -> None:
+    """Inside other registered environments, in ``warm_up`` and ``on_fork``, in a reset; with and without a version."""
+    (tmp_path / "registers.py").write_text(
+        "import gymnasium as gym\ngym.register('inner/Imported-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    text = """
+        import warnings
+        warnings.simplefilter("error")
+        import gymnasium as gym, json, threading, prized_gym, registers
+        from gymnasium.envs.classic_control import CartPoleEnv
+
+        class Inner(CartPoleEnv):
+            pass
+
+        class Outer(gym.Wrapper):
+            def __init__(self):
+                import registers
+                self.found = ["outer"]
+                super().__init__(gym.make("inner/Inner-v0"))
+            def reset(self, *, seed=None, options=None):
+                assert isinstance(gym.make("inner/Inner").unwrapped, Inner)
+                gym.make("inner/Imported-v0")
+                try:
+                    gym.make("inner/Unsendable-v0")
+                except gym.error.Error as error:
+                    said = str(error)
+                names = [type(env.unwrapped).__name__ for env in (self, gym.make("CartPole-v1"))]
+                observation, _ = super().reset(seed=seed)
+                return observation, {"found": [*self.found, *names], "said": said}
+
+        gym.register("inner/Inner-v0", Inner)
+        gym.register("inner/Outer-v0", Outer)
+        gym.register("inner/Unsendable-v0", CartPoleEnv, kwargs={"lock": threading.Lock()})
+        warnings.simplefilter("ignore")
+        gym.register("CartPole-v1", Inner)
+        warnings.simplefilter("error")
+
+        def warm_up(env):
+            env.get_wrapper_attr("found").append(gym.spec("inner/Inner-v0").id)
+
+        def on_fork(env, index, seed):
+            env.get_wrapper_attr("found").append(gym.make("inner/Inner-v0").spec.id)
+
+        found = []
+        for env in ("inner/Outer-v0", Outer):
+            envs = prized_gym.ForkedVectorEnv(env, 1, warm_up=warm_up, on_fork=on_fork)
+            infos = envs.reset(seed=0)[1]
+            found.append([list(infos["found"][0]), infos["said"][0]])
+            envs.close()
+        print("FOUND", json.dumps(found))
+    """
+    (tmp_path / "trainer.py").write_text(textwrap.dedent(text))
+    result = run(["trainer.py"], tmp_path)
+    for names, said in found_by(result):  # type: ignore[attr-defined]
+        assert names == ["outer", "inner/Inner-v0", "inner/Inner-v0", "Inner", "Inner"]
+        assert "'inner/Unsendable-v0', registered in the script, cannot be sent here: TypeError: cannot pickle" in said
+    assert "Overriding environment inner/Imported" not in result.stderr
