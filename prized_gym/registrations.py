@@ -42,8 +42,10 @@ def install(registered: Mapping[str, bytes | str]) -> None:
         module.registry = registry  # type: ignore[attr-defined]
 
 
-def _built_in(spec: Any) -> bool:
-    return str(getattr(spec, "entry_point", None)).startswith(("gymnasium.", "prized_gym."))
+def _built_in(spec: EnvSpec) -> bool:
+    # Gymnasium lists names it no longer has, with no entry point.
+    entry_point = spec.entry_point or spec.vector_entry_point
+    return entry_point is None or str(entry_point).startswith(("gymnasium.", "prized_gym."))
 
 
 class _Registry(dict[str, EnvSpec]):

@@ -139,6 +139,7 @@ class BaseProcess:
         # As they were described to the trainer: a reset may replace the environment's own.
         self._spaces = (copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space))
         self._settled = False
+        self._files_warned: set[str] = set()
         self._first: list[tuple[Any, dict[str, Any]]] | None = None
         self._own_children: set[int] = set()
         self._wake_read, self._wake_write = os.pipe()
@@ -274,6 +275,7 @@ class BaseProcess:
                 forking.settle()
             ours = self._private_fds()
             files = forking.regular_files({*ours, *fds})
+            forking.warn_of_shared_offsets(files, self._files_warned)
             processes.flush_output()
             for number, (index, copy_number) in enumerate(request.copies.items()):
                 sock_fd, err_fd = fds[2 * number : 2 * number + 2]
