@@ -34,6 +34,7 @@ from prized_gym.engines.local.messages import (
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
 from prized_gym.errors import ForkUnsafeError
+from prized_gym.generators import Generators
 from prized_gym.interface.engine import Description
 from prized_gym.interface.performing import Origin
 
@@ -137,6 +138,7 @@ class BaseProcess:
         # As they were described to the trainer: a reset may replace the environment's own.
         self._spaces = (copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space))
         self._settled = False
+        self._generators = Generators()
         self._first: list[tuple[Any, dict[str, Any]]] | None = None
         self._own_children: set[int] = set()
         self._wake_read, self._wake_write = os.pipe()
@@ -269,7 +271,7 @@ class BaseProcess:
             forking.single_thread_torch()
             if not self._settled:
                 self._settled = True
-                forking.settle()
+                forking.settle(lambda: self._generators.collect(self._built.envs))
             ours = self._private_fds()
             files = forking.regular_files({*ours, *fds})
             processes.flush_output()
@@ -325,7 +327,7 @@ class BaseProcess:
             first = None if self._first is None else self._first[which]
             process = copy_process.CopyProcess(
                 env=self._built.envs[which],
-                origin=Origin(self._recipe.on_fork, first, self._built.sole(number)),
+                origin=Origin(self._recipe.on_fork, first, self._built.sole(number), self._generators),
                 block=fleet.block,
                 signals=fleet.signals,
                 base_pid=self._pid,
