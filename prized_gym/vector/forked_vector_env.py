@@ -382,6 +382,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         Args:
             timeout: seconds to wait for a pending call and for the copies to close; 5 by default.
             terminate: end them at once.
+            **kwargs: ignored.
         """
         try:
             if hasattr(self, "core"):

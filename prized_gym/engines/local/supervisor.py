@@ -18,6 +18,16 @@ from types import ModuleType
 
 
 def main(lifeline: int, control: int, scratch: str | None = None) -> int:
+    """Fork the base, wait for its end or the trainer's, and end everything that is left below.
+
+    Args:
+        lifeline: a file descriptor that can be read once the trainer is gone.
+        control: the base's end of its connection to the trainer.
+        scratch: a directory to remove at the end, if any.
+
+    Returns:
+        The base's exit status; 0 where the trainer ended first. Where a signal ended the base, it ends this process too.
+    """
     # Imported as neighbours, not from the package: the package imports numpy and gymnasium.
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     processes = importlib.import_module("processes")
