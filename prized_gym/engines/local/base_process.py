@@ -34,6 +34,7 @@ from prized_gym.engines.local.messages import (
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
 from prized_gym.errors import ForkUnsafeError
+from prized_gym.generators import Generators
 from prized_gym.interface.engine import Description
 from prized_gym.interface.performing import Origin
 
@@ -140,6 +141,7 @@ class BaseProcess:
         self._spaces = (copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space))
         self._settled = False
         self._files_warned: set[str] = set()
+        self._generators = Generators()
         self._first: list[tuple[Any, dict[str, Any]]] | None = None
         self._own_children: set[int] = set()
         self._wake_read, self._wake_write = os.pipe()
@@ -272,7 +274,7 @@ class BaseProcess:
             forking.single_thread_torch()
             if not self._settled:
                 self._settled = True
-                forking.settle()
+                forking.settle(lambda: self._generators.collect(self._built.envs))
             ours = self._private_fds()
             files = forking.regular_files({*ours, *fds})
             forking.warn_of_shared_offsets(files, self._files_warned)
@@ -329,7 +331,7 @@ class BaseProcess:
             first = None if self._first is None else self._first[which]
             process = copy_process.CopyProcess(
                 env=self._built.envs[which],
-                origin=Origin(self._recipe.on_fork, first, self._built.sole(number)),
+                origin=Origin(self._recipe.on_fork, first, self._built.sole(number), self._generators),
                 block=fleet.block,
                 signals=fleet.signals,
                 base_pid=self._pid,

@@ -22,6 +22,16 @@ from types import ModuleType
 
 
 def main(lifeline: int, control: int, scratch: str | None = None) -> int:
+    """Fork the base, wait for its end or the trainer's, and end everything that is left below.
+
+    Args:
+        lifeline: a file descriptor that can be read once the trainer is gone.
+        control: the base's end of its connection to the trainer.
+        scratch: a directory to remove at the end, if any.
+
+    Returns:
+        The base's exit status; 0 where the trainer ended first. Where a signal ended the base, it ends this process too.
+    """
     processes = _neighbour("processes")
     processes.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
