@@ -43,9 +43,9 @@ def install(registered: Mapping[str, bytes | str]) -> None:
 
 
 def _built_in(spec: EnvSpec) -> bool:
-    # Gymnasium lists names it no longer has, with no entry point.
     entry_point = spec.entry_point or spec.vector_entry_point
-    return entry_point is None or str(entry_point).startswith(("gymnasium.", "prized_gym."))
+    place = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+    return str(place).startswith(("gymnasium.", "prized_gym."))
 
 
 class _Registry(dict[str, EnvSpec]):
