@@ -50,7 +50,8 @@ def main(control: socket.socket, context: dict[str, Any]) -> None:
     by_value.install_main(context["main"])
     # A pipe is block-buffered; what a slow set-up prints should be seen while it runs.
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        # As the trainer reads it, whatever PYTHONIOENCODING says.
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     try:
         setup: Setup = pickle.loads(framing.receive(control))
         try:
