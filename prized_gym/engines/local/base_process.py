@@ -200,9 +200,21 @@ class BaseProcess:
         fds: list[int] = []
         request = pickle.loads(framing.receive(self._control, fds))
         if isinstance(request, ResetRequest):
-            framing.send(self._control, pickle.dumps(self._reset(request.seed)))
+            self._answer_reset(request.seed, fds)
             return None
         return self._join_fleet(request, fds)
+
+    def _answer_reset(self, seed: int | None, fds: list[int]) -> None:
+        if not fds:
+            # The trainer finds its socket closed.
+            sys.stderr.write(_too_many_files() + "\n")
+            return
+        with socket.socket(fileno=fds[0]) as sock:
+            try:
+                framing.send(sock, pickle.dumps(self._reset(seed)))
+            except framing.Hangup:
+                # It was interrupted, and does not wait any more.
+                pass
 
     def _reset(self, seed: int | None) -> Failed | None:
         if self._first is None:

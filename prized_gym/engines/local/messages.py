@@ -55,7 +55,10 @@ class FleetRequest:
 
 @dataclass
 class ResetRequest:
-    """Reset the environments in the base, once, for copies to start from. Answered by :class:`Failed` or None."""
+    """Reset the environments in the base, once, for copies to start from.
+
+    Answered by :class:`Failed` or None, on a socket that travels along.
+    """
 
     seed: int | None
 

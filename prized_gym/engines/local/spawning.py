@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import select
 import socket
 import struct
@@ -102,7 +101,7 @@ class Spawning:
             copies.lose_base()
             return False
         except OSError as error:
-            self._fail(list(first), _refused(list(first), _explain(error)))
+            self._fail(list(first), _refused(list(first), processes.explain(error)))
             return True
         try:
             for index, planned in first.items():
@@ -202,7 +201,7 @@ class Spawning:
                 elif index in copies.roster.live:
                     copies.discard(index, not_forked(index))
         except OSError as error:
-            return _explain(error)
+            return processes.explain(error)
         finally:
             try:
                 copies.link.send(Adopted(pids))
@@ -294,11 +293,6 @@ class Spawning:
 
 def _refused(indices: Sequence[int], reason: str | None) -> PrizedGymError:
     return PrizedGymError(f"copies {list(indices)} could not be forked: {reason}")
-
-
-def _explain(error: OSError) -> str:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return f"{error} (this process may have {limit} files open: see `ulimit -n`)"
 
 
 def _hung_up(sock: socket.socket) -> bool:
