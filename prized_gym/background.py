@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -76,6 +77,9 @@ class _Background:
         self.thread.start()
 
     def _serve(self) -> None:
+        if hasattr(signal, "SIGPIPE"):
+            # A program that has given it its default back is not ended by a sandbox that has died.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         while True:
             try:
                 self.loop.run_forever()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import resource
 import select
 import signal
@@ -14,8 +15,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
-
+from prized_gym import by_value
 from prized_gym import recipe as recipes
 from prized_gym.engines.local import copy_process, forking, framing, processes, workdirs
 from prized_gym.engines.local.messages import (
@@ -34,29 +34,33 @@ from prized_gym.engines.local.messages import (
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
 from prized_gym.errors import ForkUnsafeError
+from prized_gym.generators import Generators
 from prized_gym.interface.engine import Description
 from prized_gym.interface.performing import Origin
 
 
-def main(control_fd: int) -> None:
-    """Run a base process on its control socket, until the socket closes."""
-    control = socket.socket(fileno=control_fd)
+def main(control: socket.socket, context: dict[str, Any]) -> None:
+    """Run a base process on its control socket, until the socket closes.
+
+    Args:
+        control: the socket.
+        context: the trainer's first message, which ``bootstrap`` has read.
+    """
     control.set_inheritable(False)
+    by_value.install_main(context["main"])
     # A pipe is block-buffered; what a slow set-up prints should be seen while it runs.
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        # As the trainer reads it, whatever PYTHONIOENCODING says.
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     try:
-        context: dict[str, Any] = cloudpickle.loads(framing.receive(control))
-        sys.path[:] = context["path"]
-        sys.argv[:] = context["argv"]
-        setup: Setup = cloudpickle.loads(framing.receive(control))
+        setup: Setup = pickle.loads(framing.receive(control))
         try:
             base = _build(control, setup)
         except framing.Hangup:
             raise
         except BaseException as error:
             processes.flush_output()
-            framing.send(control, cloudpickle.dumps(_failed(error)))
+            framing.send(control, pickle.dumps(_failed(error)))
             return
     except framing.Hangup:
         # The trainer gave up waiting.
@@ -68,7 +72,7 @@ def _build(control: socket.socket, setup: Setup) -> BaseProcess:
     started = time.monotonic()
     if setup.workdir is not None:
         os.chdir(setup.workdir)
-    recipe: recipes.Recipe = cloudpickle.loads(setup.recipe)
+    recipe: recipes.Recipe = pickle.loads(setup.recipe)
     built = recipes.build(recipe)
     env = built.envs[0]
     description = Description(
@@ -81,17 +85,17 @@ def _build(control: socket.socket, setup: Setup) -> BaseProcess:
     )
     processes.flush_output()
     base = BaseProcess(control, setup, recipe, built)
-    framing.send(control, cloudpickle.dumps(Ready(_dump_description(description))))
+    framing.send(control, pickle.dumps(Ready(_dump_description(description))))
     return base
 
 
 def _dump_description(description: Description) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(description))
+        return framing.dumps(description)
     except Exception:
         # A spec may hold anything in its keyword arguments; the spaces must travel, it need not.
         description.spec = None
-        return bytes(cloudpickle.dumps(description))
+        return framing.dumps(description)
 
 
 def _failed(error: BaseException) -> Failed:
@@ -137,6 +141,8 @@ class BaseProcess:
         # As they were described to the trainer: a reset may replace the environment's own.
         self._spaces = (copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space))
         self._settled = False
+        self._files_warned: set[str] = set()
+        self._generators = Generators()
         self._first: list[tuple[Any, dict[str, Any]]] | None = None
         self._own_children: set[int] = set()
         self._wake_read, self._wake_write = os.pipe()
@@ -192,11 +198,23 @@ class BaseProcess:
 
     def _serve_control(self) -> _Fleet | None:
         fds: list[int] = []
-        request = cloudpickle.loads(framing.receive(self._control, fds))
+        request = pickle.loads(framing.receive(self._control, fds))
         if isinstance(request, ResetRequest):
-            framing.send(self._control, cloudpickle.dumps(self._reset(request.seed)))
+            self._answer_reset(request.seed, fds)
             return None
         return self._join_fleet(request, fds)
+
+    def _answer_reset(self, seed: int | None, fds: list[int]) -> None:
+        if not fds:
+            # The trainer finds its socket closed.
+            sys.stderr.write(_too_many_files() + "\n")
+            return
+        with socket.socket(fileno=fds[0]) as sock:
+            try:
+                framing.send(sock, pickle.dumps(self._reset(seed)))
+            except framing.Hangup:
+                # It was interrupted, and does not wait any more.
+                pass
 
     def _reset(self, seed: int | None) -> Failed | None:
         if self._first is None:
@@ -238,7 +256,7 @@ class BaseProcess:
 
     def _serve_fleet(self, fleet: _Fleet) -> None:
         fds: list[int] = []
-        request = cloudpickle.loads(framing.receive(fleet.sock, fds))
+        request = pickle.loads(framing.receive(fleet.sock, fds))
         if isinstance(request, ForkRequest):
             self._send(fleet, self._fork(fleet, request, fds))
         elif isinstance(request, Adopting):
@@ -250,7 +268,7 @@ class BaseProcess:
     @staticmethod
     def _send(fleet: _Fleet, message: object) -> None:
         try:
-            framing.send(fleet.sock, cloudpickle.dumps(message))
+            framing.send(fleet.sock, pickle.dumps(message))
         except framing.Hangup:
             # The fleet has been closed; the main loop will find out.
             pass
@@ -269,9 +287,10 @@ class BaseProcess:
             forking.single_thread_torch()
             if not self._settled:
                 self._settled = True
-                forking.settle()
+                forking.settle(lambda: self._generators.collect(self._built.envs))
             ours = self._private_fds()
             files = forking.regular_files({*ours, *fds})
+            forking.warn_of_shared_offsets(files, self._files_warned)
             processes.flush_output()
             for number, (index, copy_number) in enumerate(request.copies.items()):
                 sock_fd, err_fd = fds[2 * number : 2 * number + 2]
@@ -325,7 +344,7 @@ class BaseProcess:
             first = None if self._first is None else self._first[which]
             process = copy_process.CopyProcess(
                 env=self._built.envs[which],
-                origin=Origin(self._recipe.on_fork, first, self._built.sole(number)),
+                origin=Origin(self._recipe.on_fork, first, self._built.sole(number), self._generators),
                 block=fleet.block,
                 signals=fleet.signals,
                 base_pid=self._pid,

@@ -10,11 +10,10 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import cloudpickle
 import numpy as np
 
 from prized_gym.batch import Array, read_only
-from prized_gym.engines.local.copies import LocalCopies
+from prized_gym.engines.local.copies import LocalCopies, Packed
 from prized_gym.engines.local.link import Joinable
 from prized_gym.engines.local.messages import Answer, load_exception
 from prized_gym.engines.local.roster import GRACE
@@ -85,6 +84,7 @@ class LocalFleet(Fleet):
         if self._closed:
             self._check_open()
         signalling = self._signalling
+        packed = self._pack(self._everyone, objects) if objects else ()
         self._actions.write(arrays)
         signalling.ops[:] = ops
         if signalling.post():
@@ -95,7 +95,7 @@ class LocalFleet(Fleet):
             if not self._by_message:
                 signalling.note_full_batch()
             for index in self._everyone:
-                self._copies.begin(index, _pick(objects, index))
+                self._copies.begin(index, packed[index] if packed else None)
         if self._watch.limited:
             # Last: one that cannot be sent a long message must not use up the others' time.
             self._watch.batch(self._everyone, ops)
@@ -105,18 +105,25 @@ class LocalFleet(Fleet):
     ) -> None:
         self._check_open()
         copies = self._copies
+        packed = self._pack(indices, objects) if objects else ()
         copies.listen_to_sockets()
         self._actions.write_some(arrays, np.asarray(indices, dtype=np.intp))
         for number, index in enumerate(indices):
             self._signalling.ops[index] = ops[number]
-            copies.begin(index, _pick(objects, number))
+            copies.begin(index, packed[number] if packed else None)
         self._watch.batch(indices, ops)
+
+    def _pack(self, indices: Sequence[int], objects: Sequence[Sequence[Any]]) -> list[Packed]:
+        """The object leaves of each copy's action, as they are sent."""
+        pack = self._copies.pack
+        return [pack(index, [column[number] for column in objects]) for number, index in enumerate(indices)]
 
     def command(self, commands: Mapping[int, Command]) -> None:
         self._check_open()
+        packed = {index: self._copies.pack(index, command) for index, command in commands.items()}
         self._copies.listen_to_sockets()
-        for index, command in commands.items():
-            self._copies.begin_command(index, command)
+        for index, message in packed.items():
+            self._copies.begin_command(index, message)
         self._watch.commands(commands)
 
     def wait(self, count: int | None = None, timeout: float | None = None) -> Finished:
@@ -184,15 +191,15 @@ class LocalFleet(Fleet):
         if answer.objects is not None:
             self.observations.store_objects(index, answer.objects)
         if answer.final is not None:
-            try:
-                result.finals[index] = pickle.loads(answer.final)
-            except Exception:
-                result.finals[index] = cloudpickle.loads(answer.final)
+            result.finals[index] = pickle.loads(answer.final)
         if answer.result is not None:
             result.results[index] = answer.result
         raised = answer.raised
         if raised is not None:
             copy = self._copies.roster.live.get(index)
+            if copy is not None:
+                # Perhaps it could not read what it was sent, definitions included.
+                copy.known = set(self._copies.known)
             result.failures[index] = Failure(
                 index,
                 self._copies.roster.where(index),
@@ -279,11 +286,6 @@ class LocalFleet(Fleet):
                 if self._pid == os.getpid()
                 else f"these copies belong to process {self._pid}, of which this one is a fork"
             )
-
-
-def _pick(objects: Sequence[Sequence[Any]], number: int) -> bytes:
-    """The object leaves of one copy's action, as they are sent."""
-    return pickle.dumps([column[number] for column in objects]) if objects else b""
 
 
 _OPEN: weakref.WeakSet[LocalFleet] = weakref.WeakSet()

@@ -13,11 +13,13 @@ import struct
 import time
 from typing import Any
 
-import cloudpickle
-
+from prized_gym import by_value
+from prized_gym.engines.local import processes
 from prized_gym.errors import PrizedGymError
 
 HEADER = struct.Struct("<Q")
+_QUIETLY = getattr(socket, "MSG_NOSIGNAL", 0)
+"""A program that has given SIGPIPE its default back is not ended by a copy that has died."""
 MAX_FDS = 240
 """Linux carries at most 253 descriptors in one message."""
 
@@ -26,12 +28,31 @@ class Hangup(PrizedGymError, EOFError):
     """The other end closed its socket."""
 
 
-def dumps(obj: Any) -> bytes:
-    """Pickle ``obj``: quickly if it can be pickled by reference, by value (cloudpickle) if not."""
+def dumps(obj: Any, known: set[str] | None = None) -> bytes:
+    """Pickle ``obj``: quickly if it can be pickled by reference, by value if not.
+
+    Args:
+        obj: what to pickle.
+        known: for a reader below this process, which has of this process's ``__main__`` only what it was sent: the keys of
+            that, to which those sent with this pickle are added. None: the reader is the process that runs the script.
+    """
     try:
-        return pickle.dumps(obj, protocol=5)
+        data = pickle.dumps(obj, protocol=5)
     except Exception:
-        return bytes(cloudpickle.dumps(obj, protocol=5))
+        return by_value.dumps(obj, known)
+    return data if known is None or not by_value.concerns(data) else by_value.dumps(obj, known)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets.
+
+    Raises:
+        PrizedGymError: this process may not have that many files open.
+    """
+    try:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise PrizedGymError(f"no socket to the base process could be made: {processes.explain(error)}") from error
 
 
 def send(sock: socket.socket, payload: bytes, fds: list[int] | None = None) -> None:
@@ -45,11 +66,11 @@ def send(sock: socket.socket, payload: bytes, fds: list[int] | None = None) -> N
     try:
         if fds:
             # In one call: an interrupt must not leave the receiver with descriptors and half a message.
-            sent = socket.send_fds(sock, [data], fds)
+            sent = socket.send_fds(sock, [data], fds, _QUIETLY)
             if sent < len(data):
-                sock.sendall(data[sent:])
+                sock.sendall(data[sent:], _QUIETLY)
         else:
-            sock.sendall(data)
+            sock.sendall(data, _QUIETLY)
     except (BrokenPipeError, ConnectionResetError) as error:
         raise Hangup(str(error)) from error
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import resource
 import signal
 import sys
 from collections import deque
@@ -95,6 +97,13 @@ def describe_exit(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"was killed by {name}"
+
+
+def explain(error: OSError) -> str:
+    """What a system call failed of, in words, with what can be done about it."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{error} (this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files open: see `ulimit -n`)"
+    return str(error)
 
 
 def flush_output() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,8 +18,7 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
-import cloudpickle
-
+from prized_gym import by_value
 from prized_gym.engines.local import forking, framing, processes
 from prized_gym.engines.local.link import BaseLink
 from prized_gym.engines.local.messages import Failed, FleetRequest, ResetRequest, Setup, load_exception
@@ -49,38 +49,15 @@ class RunningBase:
     """
 
     def __init__(self, setup: Setup, timeout: float | None, progress: bool) -> None:
-        scratch = None if setup.workdir is None else tempfile.mkdtemp(prefix="prized_gym-")
         self._lock = threading.Lock()
         self._timeout = timeout
-        self._stdout, self._stderr = Stream("stdout"), Stream("stderr")
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        lifeline_read, self._lifeline = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    str(_SUPERVISOR),
-                    str(lifeline_read),
-                    str(theirs.fileno()),
-                    *([scratch] if scratch is not None else []),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=self._stdout.write_fd,
-                stderr=self._stderr.write_fd,
-                pass_fds=(lifeline_read, theirs.fileno()),
-                # Ctrl-C at the terminal is the trainer's alone.
-                start_new_session=True,
-                env={**os.environ, **forking.SINGLE_THREADED},
-            )
-        except BaseException:
-            os.close(self._lifeline)
-            self._forget()
-            raise
-        finally:
-            theirs.close()
-            os.close(lifeline_read)
-            self._stdout.give_away()
-            self._stderr.give_away()
+        with contextlib.ExitStack() as undo:
+            try:
+                scratch = None if setup.workdir is None else self._make_scratch(undo)
+                self._start(scratch, undo)
+            except OSError as error:
+                raise SetupError(f"the base process could not be started: {processes.explain(error)}") from error
+            undo.pop_all()
         _LIVE.add(self)
         try:
             self.description = self._set_up(replace(setup, scratch=scratch), progress)
@@ -88,9 +65,52 @@ class RunningBase:
             self.close()
             raise
 
+    @staticmethod
+    def _make_scratch(undo: contextlib.ExitStack) -> str:
+        scratch = tempfile.mkdtemp(prefix="prized_gym-")
+        undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+        return scratch
+
+    def _start(self, scratch: str | None, undo: contextlib.ExitStack) -> None:
+        """Start the process; ``undo`` closes what this process has of it."""
+        self._stdout = Stream("stdout")
+        undo.callback(self._stdout.close)
+        self._stderr = Stream("stderr")
+        undo.callback(self._stderr.close)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        undo.callback(self._control.close)
+        with theirs:
+            lifeline_read, self._lifeline = os.pipe()
+            undo.callback(os.close, self._lifeline)
+            try:
+                self._process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        str(_SUPERVISOR),
+                        str(lifeline_read),
+                        str(theirs.fileno()),
+                        *([scratch] if scratch is not None else []),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._stdout.write_fd,
+                    stderr=self._stderr.write_fd,
+                    pass_fds=(lifeline_read, theirs.fileno()),
+                    # Ctrl-C at the terminal is the trainer's alone.
+                    start_new_session=True,
+                    env={**os.environ, **forking.SINGLE_THREADED},
+                )
+            finally:
+                os.close(lifeline_read)
+        self._stdout.give_away()
+        self._stderr.give_away()
+
     def _set_up(self, setup: Setup, progress: bool) -> Description:
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        context = {"path": _search_path(), "argv": list(sys.argv)}
+        context = {
+            "path": _search_path(),
+            "argv": [str(word) for word in sys.argv],
+            "main": by_value.describe_main(),
+        }
         try:
             framing.send(self._control, pickle.dumps(context))
             framing.send(self._control, pickle.dumps(setup))
@@ -104,14 +124,14 @@ class RunningBase:
                             f"the base was not set up within setup_timeout={self._timeout:g} s and has been stopped"
                             f"{self._last_words()}"
                         )
-            answer = cloudpickle.loads(framing.receive(self._control))
+            answer = pickle.loads(framing.receive(self._control))
         except framing.Hangup:
             raise SetupError(f"the base process {self._status()} while it was set up{self._last_words()}") from None
         self._stdout.tail()
         self._stderr.tail()
         if isinstance(answer, Failed):
             raise _remote_error(answer, "the base could not be set up")
-        description: Description = cloudpickle.loads(answer.description)
+        description: Description = pickle.loads(answer.description)
         return description
 
     @property
@@ -145,11 +165,11 @@ class RunningBase:
         Raises:
             BaseDiedError: the base is gone.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = framing.pair()
         try:
             with self._lock:
                 fds = [theirs.fileno(), block.fd, *signals.fds]
-                framing.send(self._control, cloudpickle.dumps(FleetRequest(size)), fds)
+                framing.send(self._control, pickle.dumps(FleetRequest(size)), fds)
         except (framing.Hangup, OSError) as error:
             ours.close()
             raise self.died() from error
@@ -166,11 +186,14 @@ class RunningBase:
             Exception: what ``env.reset`` raised.
         """
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        # The answer comes on a socket of its own: one that an interrupt keeps from being read is nobody else's.
+        ours, theirs = framing.pair()
         try:
-            with self._lock:
-                framing.send(self._control, cloudpickle.dumps(ResetRequest(seed)))
-                in_time = framing.wait_readable(self._control, deadline)
-                answer = cloudpickle.loads(framing.receive(self._control)) if in_time else None
+            with ours:
+                with theirs, self._lock:
+                    framing.send(self._control, pickle.dumps(ResetRequest(seed)), [theirs.fileno()])
+                in_time = framing.wait_readable(ours, deadline)
+                answer = pickle.loads(framing.receive(ours)) if in_time else None
         except (framing.Hangup, OSError) as error:
             raise self.died() from error
         if not in_time:
@@ -247,8 +270,15 @@ def _remote_error(failed: Failed, what: str) -> Exception:
 
 
 def _search_path() -> list[str]:
-    """``sys.path`` with relative entries spelled out: the base process may run in another directory."""
-    return [path if os.path.isabs(path) else os.path.abspath(path) for path in sys.path]
+    """``sys.path`` with relative entries spelled out: the base process may run in another directory.
+
+    Where the working directory was deleted there is nothing to be found along them.
+    """
+    found: list[str] = []
+    for path in map(os.fspath, sys.path):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(path if os.path.isabs(path) else os.path.abspath(path))
+    return found
 
 
 _LIVE: weakref.WeakSet[RunningBase] = weakref.WeakSet()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import resource
 import select
 import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from prized_gym.engines.local import framing, processes
-from prized_gym.engines.local.copies import LocalCopies
+from prized_gym.engines.local.copies import LocalCopies, Packed
 from prized_gym.engines.local.messages import Adopted, Adopting, Answer, Branch, Forked, ForkRequest
 from prized_gym.engines.local.output import Stream
 from prized_gym.engines.local.roster import LocalCopy
@@ -26,6 +26,14 @@ FORK_TIMEOUT = 60.0
 """Seconds the base may take to fork, and a copy to branch, unless a reset may take longer."""
 FOR_EVER = 1e6
 _AT_ONCE = framing.MAX_FDS // 2
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A copy to be forked: which one of its vector environment it is, and its first command."""
+
+    number: int
+    command: Packed
 
 
 class Spawning:
@@ -53,22 +61,25 @@ class Spawning:
             Exception: what building the base anew raised.
         """
         copies = self._copies
+        planned = {
+            index: _Planned(copy_number(index, command), copies.pack_first(command)) for index, command in first.items()
+        }
         copies.drain_base()
         if copies.link.error is not None:
             copies.rejoin()
         copies.retire(list(first))
         copies.roster.hurry()
-        if self._fork_all(first):
+        if self._fork_all(planned):
             return
         # It died before it had forked them all, or while it was idle and nobody noticed.
         for index in first:
             copies.forget(index)
         copies.rejoin()
-        if not self._fork_all(first):
+        if not self._fork_all(planned):
             for index in first:
-                copies.begin(index, b"")
+                copies.begin(index)
 
-    def _fork_all(self, first: Mapping[int, Command]) -> bool:
+    def _fork_all(self, first: Mapping[int, _Planned]) -> bool:
         """Fork all there is to fork; False if the base has died."""
         since = time.monotonic()
         indices = list(first)
@@ -77,24 +88,24 @@ class Spawning:
                 return False
         return True
 
-    def _fork_some(self, first: Mapping[int, Command], since: float) -> bool:
+    def _fork_some(self, first: Mapping[int, _Planned], since: float) -> bool:
         copies = self._copies
         copies.roster.expect()
         self._requests += 1
         number = self._requests
         try:
             with self._ends(list(first)) as (fresh, fds):
-                copies.link.send(ForkRequest(number, {i: copy_number(i, command) for i, command in first.items()}), fds)
+                copies.link.send(ForkRequest(number, {i: planned.number for i, planned in first.items()}), fds)
                 self._admit(fresh)
         except BaseDiedError:
             copies.lose_base()
             return False
         except OSError as error:
-            self._fail(list(first), _refused(list(first), _explain(error)))
+            self._fail(list(first), _refused(list(first), processes.explain(error)))
             return True
         try:
-            for index, command in first.items():
-                copies.begin_command(index, command)
+            for index, planned in first.items():
+                copies.begin_command(index, planned.command)
                 copies.watch.first_command(index, since)
             answer = self._await_forked(number, since + self._timeout)
         except BaseDiedError:
@@ -132,7 +143,7 @@ class Spawning:
         reason = f"could not be forked: {str(error).splitlines()[0]}"
         for index in indices:
             self._copies.discard(index, Failure(index, "not forked", "fork", reason, exception=error))
-            self._copies.begin(index, b"")
+            self._copies.begin(index)
 
     # Branches of a copy
 
@@ -174,7 +185,7 @@ class Spawning:
                 for index in targets:
                     copies.signalling.ops[index] = commands.COMMAND
                     busy[index] = copies.signalling.begun[index] = 1
-                copies.begin_command(source, Branch(targets))
+                copies.begin_command(source, copies.pack(source, Branch(targets)))
                 try:
                     framing.send(copies.roster.live[source].sock, b"", fds)
                 except (framing.Hangup, OSError):
@@ -190,7 +201,7 @@ class Spawning:
                 elif index in copies.roster.live:
                     copies.discard(index, not_forked(index))
         except OSError as error:
-            return _explain(error)
+            return processes.explain(error)
         finally:
             try:
                 copies.link.send(Adopted(pids))
@@ -246,7 +257,7 @@ class Spawning:
                 theirs.append(remote)
                 try:
                     self._limit_sending(ours)
-                    fresh[index] = LocalCopy(ours, Stream("stderr"))
+                    fresh[index] = LocalCopy(ours, Stream("stderr"), set(self._copies.known))
                 except BaseException:
                     ours.close()
                     raise
@@ -282,11 +293,6 @@ class Spawning:
 
 def _refused(indices: Sequence[int], reason: str | None) -> PrizedGymError:
     return PrizedGymError(f"copies {list(indices)} could not be forked: {reason}")
-
-
-def _explain(error: OSError) -> str:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return f"{error} (this process may have {limit} files open: see `ulimit -n`)"
 
 
 def _hung_up(sock: socket.socket) -> bool:
