@@ -13,6 +13,9 @@ from prized_gym.interface.fleet import Usage
 from prized_gym.seeding import SeedStream, fresh_entropy
 from prized_gym.vector.history import EpisodeLog
 
+RANDOM_ATTRIBUTES = frozenset(("np_random", "_np_random", "np_random_seed", "_np_random_seed"))
+"""Attributes that are a random state."""
+
 _PROVEN = 1000
 """Steps an episode must run for its failure not to count as one in a row with the failure before it."""
 
@@ -52,6 +55,28 @@ class CopyState:
     must_fork: bool = False
     early: EarlyEpisode | None = None
 
+    def set_attribute(self, name: str, value: Any, live: bool) -> None:
+        """An attribute was set in the copy if it is ``live``, and is to be set in new forks.
+
+        A random state is no attribute in this: it is given to one episode, which then draws from it, and the next goes on
+        where that one stopped.
+        """
+        if name not in RANDOM_ATTRIBUTES or not live or self.untouched:
+            self.attributes[name] = value
+
+    @property
+    def has_random_state(self) -> bool:
+        """Whether the next episode was given a random state."""
+        return not RANDOM_ATTRIBUTES.isdisjoint(self.attributes)
+
+    def begin(self) -> None:
+        """An episode has begun."""
+        self.was_reset = True
+        self.untouched = False
+        self.early = None
+        for name in RANDOM_ATTRIBUTES.intersection(self.attributes):
+            del self.attributes[name]
+
 
 class Copies:
     """The copies of one vector environment, and their episodes.
@@ -85,10 +110,7 @@ class Copies:
 
     def begin(self, index: int, seed: int | None) -> None:
         """An episode of a copy begins."""
-        state = self.states[index]
-        state.was_reset = True
-        state.untouched = False
-        state.early = None
+        self.states[index].begin()
         self.done[index] = False
         self.log.begin(index, seed)
 

@@ -56,7 +56,7 @@ class Resets:
             if seed is not None:
                 copies.reseed(index, seed)
             exists = fleet.alive(index) and not state.must_fork
-            if exists and state.untouched:
+            if exists and state.untouched and not state.has_random_state:
                 begun[index] = own = state.seeds.next() if seed is None else seed
                 in_place[index] = Reset(seed, options[index], reseed=own, from_base=settings.from_base)
             elif exists and settings.fork_on == "start" and not settings.from_base:

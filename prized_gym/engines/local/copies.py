@@ -39,6 +39,8 @@ class LocalCopies:
         roster: which processes they are.
         signalling: who is at work.
         link: the connection to the base process.
+        torn: whether something is being changed, so that an interrupt leaves nothing to rely on: what is left can only be
+            closed.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class LocalCopies:
         self._base = base
         self._spared: dict[int, Answer | Failure | None] = {}
         self._joined = True
+        self._closed = False
+        self.torn = False
         self.link: BaseLink = base.join(size, block, signals)
         self.signalling.watch(self.link.sock)
 
@@ -72,10 +76,10 @@ class LocalCopies:
             # Its death is on its way from the base.
             pass
 
-    def begin_command(self, index: int, command: commands.Command) -> None:
-        """Send copy ``index`` a command."""
+    def begin_command(self, index: int, payload: bytes) -> None:
+        """Send copy ``index`` a command, pickled."""
         self.signalling.ops[index] = commands.COMMAND
-        self.begin(index, framing.dumps(command))
+        self.begin(index, payload)
 
     def listen_to_sockets(self) -> None:
         """Have every copy wait on its own socket."""
@@ -137,10 +141,12 @@ class LocalCopies:
     def drain_base(self) -> None:
         """Take note of what the base has told so far: who has ended, or that it is gone itself."""
         while self._joined and self.link.readable(0.0):
+            torn, self.torn = self.torn, True
             try:
                 self.note(self.link.receive())
             except BaseDiedError:
                 self.lose_base()
+            self.torn = torn
 
     def note(self, message: object) -> None:
         """Take note of a message of the base that nobody waits for."""
@@ -188,6 +194,7 @@ class LocalCopies:
 
     def end_overdue(self) -> None:
         """Kill the copies that have used up their time."""
+        torn, self.torn = self.torn, True
         block = self.block
         arrays = [*block.observations.arrays, block.rewards, block.terminations, block.truncations]
         for index, limit in self.watch.overdue(self.signalling.busy, self.signalling.ops).items():
@@ -197,6 +204,7 @@ class LocalCopies:
             self._spared.pop(index, None)
             for array, row in zip(arrays, rows, strict=True):
                 array[index] = row
+        self.torn = torn
 
     def await_death(self, index: int) -> None:
         """Wait until the base confirms that a copy is dead."""
@@ -233,6 +241,9 @@ class LocalCopies:
     def leave(self, deadline: float) -> None:
         """Let every copy go, and wait until they have ended: gently until ``deadline``, then by force."""
         roster = self.roster
+        if self.torn:
+            # Nobody knows what they are doing: they are killed.
+            return
         with contextlib.suppress(PrizedGymError):
             self.drain_base()
             self.retire(list(roster.live))
@@ -270,8 +281,11 @@ class LocalCopies:
             BaseDiedError: it is closed.
             Exception: what building it raised.
         """
+        # Whatever ends this here, the copies are gone as they were.
+        self.torn = False
         self._base.revive()
         link = self._base.join(len(self.signalling.none), self.block, self._signals)
+        self.torn = True
         self.link.close()
         self.link = link
         self._joined = True
@@ -279,10 +293,15 @@ class LocalCopies:
         self.signalling.watch(link.sock)
 
     def close(self) -> None:
-        """Kill whoever is left, and close everything."""
+        """Kill whoever is left, and close everything; asks nobody anything. One that was interrupted can be called again."""
+        if self._closed:
+            return
         self._joined = False
+        if self.roster.kill_all() or self.torn:
+            self.link.hang_up(time.monotonic() + GRACE)
         self.link.close()
         self.roster.close()
         self.signalling.alive[:] = self.signalling.none
         self._signals.close()
         self.block.close()
+        self._closed = True

@@ -50,7 +50,9 @@ class RunningBase:
 
     def __init__(self, setup: Setup, timeout: float | None, progress: bool) -> None:
         scratch = None if setup.workdir is None else tempfile.mkdtemp(prefix="prized_gym-")
-        self._lock = threading.Lock()
+        # Reentrant: what closes the base may be called by the garbage collector, or in a signal handler.
+        self._lock = threading.RLock()
+        self._ended = False
         self._timeout = timeout
         self._stdout, self._stderr = Stream("stdout"), Stream("stderr")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -166,11 +168,14 @@ class RunningBase:
             Exception: what ``env.reset`` raised.
         """
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        # Answered on a socket of its own: an interrupt leaves nothing on the one that everybody shares.
+        reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with self._lock:
-                framing.send(self._control, cloudpickle.dumps(ResetRequest(seed)))
-                in_time = framing.wait_readable(self._control, deadline)
-                answer = cloudpickle.loads(framing.receive(self._control)) if in_time else None
+            with reply:
+                with theirs, self._lock:
+                    framing.send(self._control, cloudpickle.dumps(ResetRequest(seed)), [theirs.fileno()])
+                in_time = framing.wait_readable(reply, deadline)
+                answer = cloudpickle.loads(framing.receive(reply)) if in_time else None
         except (framing.Hangup, OSError) as error:
             raise self.died() from error
         if not in_time:
@@ -200,7 +205,7 @@ class RunningBase:
     def close(self) -> None:
         """End it and everything below it; returns when nothing of that is left. Can be called again."""
         with self._lock:
-            if self._lifeline < 0:
+            if self._ended:
                 return
             # The base sees its control socket close, closes its environments and ends; then so does the supervisor.
             self._control.close()
@@ -214,14 +219,16 @@ class RunningBase:
             self._end()
 
     def _end(self) -> None:
-        os.close(self._lifeline)
-        self._lifeline = -1
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._forget()
+        self._ended = True
         _LIVE.discard(self)
 
     def _forget(self) -> None:
@@ -231,9 +238,10 @@ class RunningBase:
 
     def release_after_fork(self) -> None:
         """In a fork of the trainer: let go of the descriptors, so that the base still notices the trainer's end."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        self._ended = True
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)
         self._control.close()
 
 

@@ -87,9 +87,9 @@ class Block:
 
     def close(self) -> None:
         """Close the descriptor. The mapping goes when the last array over it does."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def _anonymous_file(size: int) -> int:

@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from prized_gym.engines.local import framing, processes
 from prized_gym.engines.local.copies import LocalCopies
@@ -17,15 +18,16 @@ from prized_gym.engines.local.output import Stream
 from prized_gym.engines.local.roster import LocalCopy
 from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError
 from prized_gym.interface import commands
-from prized_gym.interface.commands import Command
 from prized_gym.interface.failure import Failure, not_forked
 from prized_gym.interface.fleet import TimeLimits
-from prized_gym.interface.performing import copy_number
 
 FORK_TIMEOUT = 60.0
 """Seconds the base may take to fork, and a copy to branch, unless a reset may take longer."""
 FOR_EVER = 1e6
 _AT_ONCE = framing.MAX_FDS // 2
+
+First: TypeAlias = "tuple[int, bytes]"
+"""Of a new fork: which copy of its vector environment it is, and its first command, pickled."""
 
 
 class Spawning:
@@ -45,8 +47,8 @@ class Spawning:
 
     # Forks of the base
 
-    def fork(self, first: Mapping[int, Command]) -> None:
-        """Make each copy in ``first`` a fork of the base, and send it that command; what cannot be made is left failed.
+    def fork(self, first: Mapping[int, First]) -> None:
+        """Make each copy in ``first`` a fork of the base, and send it its command; what cannot be made is left failed.
 
         Raises:
             BaseDiedError: the base is closed.
@@ -68,7 +70,7 @@ class Spawning:
             for index in first:
                 copies.begin(index, b"")
 
-    def _fork_all(self, first: Mapping[int, Command]) -> bool:
+    def _fork_all(self, first: Mapping[int, First]) -> bool:
         """Fork all there is to fork; False if the base has died."""
         since = time.monotonic()
         indices = list(first)
@@ -77,14 +79,14 @@ class Spawning:
                 return False
         return True
 
-    def _fork_some(self, first: Mapping[int, Command], since: float) -> bool:
+    def _fork_some(self, first: Mapping[int, First], since: float) -> bool:
         copies = self._copies
         copies.roster.expect()
         self._requests += 1
         number = self._requests
         try:
             with self._ends(list(first)) as (fresh, fds):
-                copies.link.send(ForkRequest(number, {i: copy_number(i, command) for i, command in first.items()}), fds)
+                copies.link.send(ForkRequest(number, {index: copy for index, (copy, _) in first.items()}), fds)
                 self._admit(fresh)
         except BaseDiedError:
             copies.lose_base()
@@ -93,8 +95,8 @@ class Spawning:
             self._fail(list(first), _refused(list(first), _explain(error)))
             return True
         try:
-            for index, command in first.items():
-                copies.begin_command(index, command)
+            for index, (_, payload) in first.items():
+                copies.begin_command(index, payload)
                 copies.watch.first_command(index, since)
             answer = self._await_forked(number, since + self._timeout)
         except BaseDiedError:
@@ -174,7 +176,7 @@ class Spawning:
                 for index in targets:
                     copies.signalling.ops[index] = commands.COMMAND
                     busy[index] = copies.signalling.begun[index] = 1
-                copies.begin_command(source, Branch(targets))
+                copies.begin_command(source, framing.dumps(Branch(targets)))
                 try:
                     framing.send(copies.roster.live[source].sock, b"", fds)
                 except (framing.Hangup, OSError):
