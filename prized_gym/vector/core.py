@@ -249,7 +249,7 @@ class VectorCore:
             raise ValueError(f"indices={chosen} names a copy twice")
         self._check_reset(chosen)
         ignored = copies.done[np.asarray(chosen, dtype=np.intp)] if copies.over else None
-        arrays, objects = self._check.split(actions, len(chosen), ignored)
+        arrays, objects = self._check.split(actions, len(chosen), ignored, chosen)
         if self._disabled and copies.over:
             self._refuse_over(chosen)
         try:
