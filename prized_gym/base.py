@@ -152,7 +152,9 @@ class Base(SandboxMethods):
         Args:
             id: what ``keep`` returned.
             engine: the engine it lives in.
-            setup_timeout, reset_seed, progress: as for :class:`Base`.
+            setup_timeout: as for :class:`Base`.
+            reset_seed: as for :class:`Base`.
+            progress: as for :class:`Base`.
             **engine_options: as for :class:`Base`; ``protocol`` must be passed again for a server of your own.
 
         Raises:

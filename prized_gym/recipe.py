@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-import cloudpickle
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from prized_gym import by_value, registrations
 from prized_gym.errors import SetupError
+from prized_gym.registrations import Registrations
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any]"
 EnvFactory: TypeAlias = Callable[..., AnyEnv]
@@ -32,8 +32,7 @@ class Recipe:
         env_kwargs: keyword arguments of ``gym.make`` or of the factory.
         max_episode_steps: a ``TimeLimit`` put around each environment.
         render_mode: the render mode asked of each environment.
-        registered: the environments the trainer has registered beside Gymnasium's own, each spec pickled, by id; filled
-            in on the way to a base.
+        registered: the environments the trainer has registered beside Gymnasium's own; filled in on the way to a base.
     """
 
     sources: tuple[EnvSource, ...]
@@ -42,16 +41,19 @@ class Recipe:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
     render_mode: str | None = None
-    registered: dict[str, bytes] = field(default_factory=dict)
+    registered: Registrations = field(default_factory=dict)
 
-    def dumps(self) -> bytes:
+    def dumps(self, known: set[str] | None = None) -> bytes:
         """Pickle this recipe as bytes, with functions and classes of ``__main__`` and notebooks by value.
+
+        Args:
+            known: takes the keys of what is sent by value, as :func:`prized_gym.by_value.dumps` does.
 
         Raises:
             SetupError: something in it cannot be pickled; the message names it.
         """
         try:
-            return bytes(cloudpickle.dumps(replace(self, registered=_registrations())))
+            return by_value.dumps(replace(self, registered=registrations.collect()), known)
         except Exception as error:
             culprit = "the environment's factory, warm_up or on_fork"
             for name, value in (
@@ -61,7 +63,7 @@ class Recipe:
                 ("env_kwargs", self.env_kwargs),
             ):
                 try:
-                    cloudpickle.dumps(value)
+                    by_value.dumps(value)
                 except Exception:
                     culprit = f"{name} ({value!r})"
                     break
@@ -69,24 +71,6 @@ class Recipe:
                 f"{culprit} cannot be sent to the base process: {type(error).__name__}: {error}. "
                 "Create what cannot be pickled (locks, sockets, open files) inside the function instead of closing over it."
             ) from error
-
-
-def _registrations() -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for name, spec in gym.registry.items():
-        if not str(spec.entry_point).startswith(("gymnasium.", "prized_gym.")):
-            # One that cannot be pickled is missed only by a factory that makes it by its id.
-            with contextlib.suppress(Exception):
-                found[name] = bytes(cloudpickle.dumps(spec))
-    return found
-
-
-def _register_missing(registered: Mapping[str, bytes]) -> bool:
-    """Register what the trainer had registered and this process has not; return whether there was anything."""
-    missing = [name for name in registered if name not in gym.registry]
-    for name in missing:
-        gym.registry[name] = cloudpickle.loads(registered[name])
-    return bool(missing)
 
 
 @dataclass
@@ -156,6 +140,7 @@ def build(recipe: Recipe) -> Built:
         SetupError: an environment is not a ``gymnasium.Env``, or the environments' spaces differ.
         Exception: whatever the factory or ``warm_up`` raised.
     """
+    registrations.install(recipe.registered)
     envs: list[AnyEnv] = []
     order: list[int] = []
     seen: dict[int, int] = {}
@@ -185,14 +170,7 @@ def build_env(recipe: Recipe, source: EnvSource) -> AnyEnv:
     else:
         if recipe.render_mode is not None and _accepts(source, "render_mode"):
             kwargs["render_mode"] = recipe.render_mode
-        try:
-            env = source(**kwargs)
-        except gym.error.UnregisteredEnv:
-            # It makes an environment by an id that the trainer's script registered. Not registered beforehand: a factory
-            # that imports the module which registers it would be warned of doing so twice.
-            if not _register_missing(recipe.registered):
-                raise
-            env = source(**kwargs)
+        env = source(**kwargs)
         if not isinstance(env, gym.Env):
             raise SetupError(
                 f"the environment factory {source!r} returned {type(env).__module__}.{type(env).__qualname__}, "

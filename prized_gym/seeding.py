@@ -10,12 +10,15 @@ from __future__ import annotations
 import random
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.utils import seeding
+
+from prized_gym.generators import parts, reachable
 
 _TAG = 0x70726A64
 _SEED_BITS = 31
@@ -55,19 +58,25 @@ class SeedStream:
         return (self._multiplier * number + self._offset) % (1 << _SEED_BITS)
 
 
-def reseed(env: gym.Env[Any, Any], seed: int, keep_seeded: bool = False) -> None:
+def reseed(
+    env: gym.Env[Any, Any], seed: int, keep_seeded: bool = False, generators: Sequence[Any] | None = None
+) -> None:
     """Give every generator that ``env`` can draw from a stream of its own, set by ``seed`` alone.
 
     Python's global ``random``, NumPy's global state and torch (where it is imported) are seeded; then, through the chain
     of wrappers, ``np_random``, the spaces, and each ``Generator``, ``RandomState``, ``random.Random`` and
-    ``torch.Generator`` found in an attribute, or in a list, tuple or dict in an attribute.
+    ``torch.Generator`` found in an attribute, or in a list, tuple or dict in an attribute; and those of ``generators``.
 
     Args:
         env: the environment of this copy.
         seed: a non-negative int; equal seeds give equal streams.
         keep_seeded: leave an ``np_random`` that was seeded explicitly as it is.
+        generators: what else to seed, as :class:`prized_gym.generators.Generators` finds it; None: what ``env`` leads to.
     """
-    kept = random_state(env) if keep_seeded else None
+    inner = env.unwrapped
+    kept = (inner._np_random, inner._np_random_seed) if keep_seeded and inner._np_random is not None else None
+    left_alone = set() if kept is None else {id(part) for part in parts(kept[0])}
+    _reseed_each(reachable(env) if generators is None else generators, seed, left_alone)
     # A root of its own: np_random is seeded with the plain seed, as env.reset(seed=seed) would.
     source = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, _TAG])))
 
@@ -80,16 +89,73 @@ def reseed(env: gym.Env[Any, Any], seed: int, keep_seeded: bool = False) -> None
     torch_seed = draw() % (1 << 63)
     if torch is not None and hasattr(torch, "manual_seed"):
         torch.manual_seed(torch_seed)
-    seen: set[int] = set()
+    seen: set[int] = {id(kept[0])} if kept is not None else set()
     for layer in _layers(env):
-        if layer is env.unwrapped:
-            # The private pair is set, not the property: the property would forget the seed and report -1.
-            layer._np_random, layer._np_random_seed = seeding.np_random(seed)
+        if layer is inner:
+            if kept is None:
+                # The private pair is set, not the property: the property would forget the seed and report -1.
+                layer._np_random, layer._np_random_seed = seeding.np_random(seed)
             _reseed_native(layer, draw() % (1 << _SEED_BITS))
         for value in _values(layer):
             _reseed_value(value, draw, torch, seen)
-    if kept is not None:
-        set_random_state(env, kept)
+
+
+def _reseed_each(generators: Sequence[Any], seed: int, left_alone: set[int]) -> None:
+    """Seed generators wherever they are held, each with its own part of a stream that nothing else is drawn from."""
+    if not generators:
+        return
+    stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, _TAG, 1]))).bytes(32 * len(generators))
+    for number, value in enumerate(generators):
+        own = stream[32 * number : 32 * number + 32]
+        if id(value) not in left_alone:
+            try:
+                _reseed_by_type(value, own)
+            except Exception as error:
+                _warn_of(value, error)
+
+
+def _reseed_by_type(value: Any, own: bytes) -> None:
+    """Seed one generator with 32 random bytes."""
+    number = int.from_bytes(own[:16], "little")
+    if isinstance(value, np.random.SeedSequence):
+        value.__init__(number, pool_size=value.pool_size)  # type: ignore[misc]
+    elif type(value) in (np.random.PCG64, np.random.PCG64DXSM):
+        # What its seed would be hashed to, which takes ten times as long.
+        state = {"state": number, "inc": int.from_bytes(own[16:], "little") | 1}
+        value.state = {"bit_generator": type(value).__name__, "state": state, "has_uint32": 0, "uinteger": 0}
+    elif isinstance(value, np.random.BitGenerator):
+        value.state = type(value)(number).state
+    elif isinstance(value, np.random.RandomState):
+        _reseed_legacy(value, number % (1 << 32))
+    elif isinstance(value, random.Random):
+        value.seed(number)
+    else:
+        value.manual_seed(number % (1 << 63))
+
+
+def _reseed_legacy(value: np.random.RandomState, seed: int) -> None:
+    kind = type(value._bit_generator)
+    if kind is np.random.MT19937:
+        value.seed(seed)
+    else:
+        # Its seed() is for the Mersenne Twister alone.
+        value._bit_generator.state = kind(seed).state
+        value.set_state({**value.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
+
+
+_warned_of: set[type] = set()
+
+
+def _warn_of(value: Any, error: Exception) -> None:
+    kind = type(value)
+    if kind not in _warned_of:
+        _warned_of.add(kind)
+        warnings.warn(
+            f"a random generator of type {kind.__module__}.{kind.__qualname__} cannot be reseeded "
+            f"({type(error).__name__}: {error}): every copy draws the same from it. Seed it in "
+            "`on_fork=lambda env, index, seed: ...`, which runs in each copy.",
+            stacklevel=2,
+        )
 
 
 def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
@@ -148,10 +214,13 @@ def _reseed_value(value: Any, draw: Callable[[], int], torch: Any, seen: set[int
     if isinstance(value, gym.Space):
         value.seed(draw() % (1 << _SEED_BITS))
     elif isinstance(value, np.random.Generator):
-        fresh = type(value.bit_generator)(draw())
-        value.bit_generator.state = fresh.state
+        kind = type(value.bit_generator)
+        try:
+            value.bit_generator.state = kind(draw()).state
+        except Exception as error:
+            _warn_of(value.bit_generator, error)
     elif isinstance(value, np.random.RandomState):
-        value.seed(draw() % (1 << 32))
+        _reseed_legacy(value, draw() % (1 << 32))
     elif isinstance(value, random.Random):
         if not isinstance(value, random.SystemRandom):
             value.seed(draw())

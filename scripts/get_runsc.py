@@ -177,6 +177,7 @@ def get_slirp4netns(directory: Path, work: Path) -> Path:
 
 
 def main() -> int:
+    """Run the script; its exit status."""
     parser = argparse.ArgumentParser(
         description="Bring gVisor's runsc (and slirp4netns) into DIR and print runsc's path."
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prized_gym.calls import perform
+from prized_gym.generators import Generators
 from prized_gym.interface.commands import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
 from prized_gym.recipe import AnyEnv
 from prized_gym.seeding import reseed, set_random_state
@@ -20,11 +21,21 @@ class Origin:
         on_fork: called as ``on_fork(env, index, seed)`` when it starts.
         first: the observation and info of the reset in the base, if there was one.
         sole: whether it is the only copy of its environment, whose explicit seed is then left alone.
+        generators: those of the process, which a fork has inherited; None where it is no fork.
     """
 
     on_fork: Callable[[AnyEnv, int, int], Any] | None = None
     first: tuple[Any, dict[str, Any]] | None = None
     sole: bool = False
+    generators: Generators | None = None
+
+    def inherited(self, env: AnyEnv) -> list[Any] | None:
+        """What a fork that has run nothing yet is to reseed."""
+        return None if self.generators is None else self.generators.of(env)
+
+    def found(self, env: AnyEnv) -> list[Any] | None:
+        """What a fork is to reseed after it has run, and perhaps made generators of its own."""
+        return None if self.generators is None else self.generators.fresh(env)
 
 
 @dataclass
@@ -55,7 +66,7 @@ def perform_command(env: AnyEnv, command: Command, origin: Origin) -> Performed:
         for name, value in command.values.items():
             env.set_wrapper_attr(name, value)
     elif isinstance(command, Reseed):
-        reseed(env, command.seed)
+        reseed(env, command.seed, generators=origin.found(env))
     elif isinstance(command, Start):
         _start(env, command.fresh, origin)
     else:
@@ -73,7 +84,7 @@ def _reset(env: AnyEnv, command: Reset, origin: Origin) -> tuple[Any, dict[str, 
     if command.fresh is not None:
         _start(env, command.fresh, origin)
     elif command.reseed is not None:
-        reseed(env, command.reseed, keep_seeded=origin.sole)
+        reseed(env, command.reseed, origin.sole, origin.found(env))
     if not command.from_base:
         return env.reset(seed=command.seed, options=command.options)
     if origin.first is None:
@@ -82,7 +93,7 @@ def _reset(env: AnyEnv, command: Reset, origin: Origin) -> tuple[Any, dict[str, 
 
 
 def _start(env: AnyEnv, fresh: Fresh, origin: Origin) -> None:
-    reseed(env, fresh.seed, keep_seeded=origin.sole)
+    reseed(env, fresh.seed, origin.sole, origin.inherited(env))
     if fresh.random_state is not None:
         set_random_state(env, fresh.random_state)
     if origin.on_fork is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from prized_gym import by_value
 from prized_gym.recipe import Recipe, build, resolve
 from prized_gym.server.host import Host, error_answer
 from prized_gym.server.http import Answer, Listener, plain_error
@@ -81,6 +82,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _recipe(args: argparse.Namespace) -> Recipe:
     """The recipe that the arguments describe; a pickled recipe keeps what the arguments do not set."""
+    by_value.install_main()
     source = read_payload(args.pickle) if args.pickle else args.env or args.factory
     recipe = source if isinstance(source, Recipe) else _recipe_of(source)
     if args.kwargs:

@@ -110,6 +110,7 @@ class Lane:
         self.answers = os.open(path + ".out", os.O_RDWR | os.O_NONBLOCK)
 
     def run(self) -> None:
+        """Answer requests, one line each, for as long as this process lives."""
         pending = b""
         while True:
             while b"\n" not in pending:
@@ -127,6 +128,7 @@ class Lane:
                 sys.stderr.write("exec_proxy: " + repr(error) + "\n")
 
     def read(self, payload: str) -> "tuple[dict, bytes]":  # type: ignore[type-arg]
+        """Take a request apart: its head and its body, which a payload that begins with ``@`` names a file of."""
         if payload.startswith("@"):
             with open(payload[1:], "rb") as file:
                 data = file.read()
@@ -137,6 +139,7 @@ class Lane:
         return json.loads(head), body
 
     def ask(self, head: "dict", body: bytes) -> "tuple[dict, bytes]":  # type: ignore[type-arg]
+        """Send a request to the server, and return the head and the body of its answer."""
         if head["method"] == "CONNECT":
             socket.create_connection(("127.0.0.1", self.port), head["timeout"]).close()
             return {"status": 200, "headers": []}, b""
@@ -167,11 +170,13 @@ class Lane:
         raise AssertionError("unreachable")
 
     def drop(self) -> None:
+        """Close the connection to the server, if there is one."""
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()
 
     def reply(self, number: str, data: bytes) -> None:
+        """Leave an answer where the command that waits for it finds it: in files, and its number in the pipe."""
         if len(data) * 4 // 3 > PRINTED:
             with open(self.path + ".body", "wb") as file:
                 file.write(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,9 @@ import gymnasium as gym
 
 from prized_gym.calls import perform
 from prized_gym.errors import PrizedGymError
+from prized_gym.generators import Generators
 from prized_gym.recipe import Built, Recipe
+from prized_gym.seeding import reseed
 from prized_gym.server.http import Answer
 from prized_gym.wire.codec import Encoded, Limits, decode, encode_info, encode_parts
 from prized_gym.wire.errors import WireError
@@ -40,6 +43,8 @@ class Host:
         self.recipe, self.built, self.seconds, self.limits = recipe, built, seconds, limits
         self.info_limits = limits._replace(max_depth=limits.max_depth - _INFO_DEPTH)
         self.env = built.envs[0]
+        self.generators = Generators()
+        self.look()
         self.initial: list[dict[str, Any]] = []  # one for each environment, once they were reset in the base
         self.which = 0
         self.moved = False
@@ -113,6 +118,7 @@ class Host:
         if not self.initial:
             # Encoded at once, which is what each copy then sends.
             self.initial = [_owned(self.observed(*env.reset(seed=seed))) for env in self.built.envs]
+            self.look()
         return {}
 
     def reset(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -176,10 +182,8 @@ class Host:
         return {}
 
     def reseed(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Seed every generator."""
-        from prized_gym.seeding import reseed
-
-        reseed(self.env, _seed(fields))
+        """Seed every generator, of whatever was made so far."""
+        reseed(self.env, _seed(fields), generators=self.generators.fresh(self.env))
         return {}
 
     def render(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -196,6 +200,12 @@ class Host:
 
     # Shared
 
+    def look(self) -> None:
+        """Find the generators of the process, and hide all it holds from the collector, which would write to all of it."""
+        gc.collect()
+        self.generators.collect(self.built.envs)
+        gc.freeze()
+
     def begin(self, fresh: dict[str, Any]) -> None:
         """Make this the environment of a new fork."""
         seed, copy = _seed(fresh), _take(fresh, "copy", int) or 0
@@ -205,7 +215,7 @@ class Host:
         except IndexError:
             raise BadRequest(f"the base has no environment for copy {copy}") from None
         self.env, self.which = self.built.envs[which], which
-        self.reseed({"seed": seed})
+        reseed(self.env, seed, generators=self.generators.of(self.env))
         if self.recipe.on_fork is not None:
             self.recipe.on_fork(self.env, copy, seed)
         self.set_attr({"values": attributes})

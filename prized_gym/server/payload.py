@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
+from prized_gym import by_value
 from prized_gym.errors import PrizedGymError
 from prized_gym.version import __version__
 
@@ -45,7 +44,7 @@ def write_payload(path: str | Path | None, recipe: Any) -> bytes:
         Exception: whatever pickling the recipe raises.
     """
     dumps = getattr(recipe, "dumps", None)
-    pickled: bytes = dumps() if callable(dumps) else cloudpickle.dumps(recipe)
+    pickled: bytes = dumps() if callable(dumps) else by_value.dumps(recipe)
     head = {"python": _python_version(), "library": __version__, "size": len(pickled)}
     payload = _MAGIC + json.dumps(head).encode() + b"\n" + pickled
     if path is not None:

@@ -59,8 +59,8 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     from a seeded reset on is then bit-identical to ``SyncVectorEnv`` (with ``reset_in="copy"`` and ``fork_on`` ``"reset"`` or
     ``"start"``). A ``reset`` without a seed goes on with each copy's ``np_random``, in a new fork too. An autoreset that
     forks takes the next seed of its copy's own stream, repeatable from the last explicit seed. After every fork Python's,
-    NumPy's, torch's and the environment's own generators are reseeded; one hidden in a C library is reached by
-    ``env.reset(seed=...)`` or by ``on_fork`` only.
+    NumPy's and torch's global generators are reseeded, and every generator of these kinds that the process holds, whoever
+    holds it; one hidden in a C library is reached by ``env.reset(seed=...)`` or by ``on_fork`` only.
 
     Args:
         env: a :class:`~prized_gym.Base` (used, never closed), an env id, an ``EnvSpec``, a callable that builds the
@@ -382,6 +382,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         Args:
             timeout: seconds to wait for a pending call and for the copies to close; 5 by default.
             terminate: end them at once.
+            **kwargs: ignored.
         """
         try:
             if hasattr(self, "core"):

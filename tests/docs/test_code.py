@@ -41,7 +41,7 @@ def undocumented(cls: type) -> Iterator[str]:
         if (
             inspect.isfunction(function)
             and not name.startswith("_")
-            and not any(name in vars(base) for base in cls.__mro__[1:])
+            and not any(name in vars(base) or name in inspect.get_annotations(base) for base in cls.__mro__[1:])
             and not function.__doc__
         ):
             yield f"{cls.__module__}.{cls.__qualname__}.{name}"

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture(autouse=True)
 def twin_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine "twin"."""
-    monkeypatch.setitem(engines.ENGINES, "twin", "twin_bases:TwinEngine")
+    monkeypatch.setitem(engines.ENGINES, "twin", "tools.twin_bases:TwinEngine")
 
 
 @pytest.fixture(params=["local", "inline"])

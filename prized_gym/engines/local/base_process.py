@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import pickle
 import resource
 import select
 import signal
@@ -15,8 +16,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
-
+from prized_gym import by_value
 from prized_gym import recipe as recipes
 from prized_gym.engines.local import copy_process, forking, framing, processes, workdirs
 from prized_gym.engines.local.messages import (
@@ -35,29 +35,32 @@ from prized_gym.engines.local.messages import (
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
 from prized_gym.errors import ForkUnsafeError
+from prized_gym.generators import Generators
 from prized_gym.interface.engine import Description
 from prized_gym.interface.performing import Origin
 
 
-def main(control_fd: int) -> None:
-    """Run a base process on its control socket, until the socket closes."""
-    control = socket.socket(fileno=control_fd)
+def main(control: socket.socket, context: dict[str, Any]) -> None:
+    """Run a base process on its control socket, until the socket closes.
+
+    Args:
+        control: the socket.
+        context: the trainer's first message, which ``bootstrap`` has read.
+    """
     control.set_inheritable(False)
+    by_value.install_main(context["main"])
     # A pipe is block-buffered; what a slow set-up prints should be seen while it runs.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
-        context: dict[str, Any] = cloudpickle.loads(framing.receive(control))
-        sys.path[:] = context["path"]
-        sys.argv[:] = context["argv"]
-        setup: Setup = cloudpickle.loads(framing.receive(control))
+        setup: Setup = pickle.loads(framing.receive(control))
         try:
             base = _build(control, setup)
         except framing.Hangup:
             raise
         except BaseException as error:
             processes.flush_output()
-            framing.send(control, cloudpickle.dumps(_failed(error)))
+            framing.send(control, pickle.dumps(_failed(error)))
             return
     except framing.Hangup:
         # The trainer gave up waiting.
@@ -69,7 +72,7 @@ def _build(control: socket.socket, setup: Setup) -> BaseProcess:
     started = time.monotonic()
     if setup.workdir is not None:
         os.chdir(setup.workdir)
-    recipe: recipes.Recipe = cloudpickle.loads(setup.recipe)
+    recipe: recipes.Recipe = pickle.loads(setup.recipe)
     built = recipes.build(recipe)
     env = built.envs[0]
     description = Description(
@@ -82,17 +85,17 @@ def _build(control: socket.socket, setup: Setup) -> BaseProcess:
     )
     processes.flush_output()
     base = BaseProcess(control, setup, recipe, built)
-    framing.send(control, cloudpickle.dumps(Ready(_dump_description(description))))
+    framing.send(control, pickle.dumps(Ready(_dump_description(description))))
     return base
 
 
 def _dump_description(description: Description) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(description))
+        return framing.dumps(description)
     except Exception:
         # A spec may hold anything in its keyword arguments; the spaces must travel, it need not.
         description.spec = None
-        return bytes(cloudpickle.dumps(description))
+        return framing.dumps(description)
 
 
 def _failed(error: BaseException) -> Failed:
@@ -140,6 +143,7 @@ class BaseProcess:
         # As they were described to the trainer: a reset may replace the environment's own.
         self._spaces = (copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space))
         self._settled = False
+        self._generators = Generators()
         self._first: list[tuple[Any, dict[str, Any]]] | None = None
         self._own_children: set[int] = set()
         self._wake_read, self._wake_write = os.pipe()
@@ -195,9 +199,9 @@ class BaseProcess:
 
     def _serve_control(self) -> _Fleet | None:
         fds: list[int] = []
-        request = cloudpickle.loads(framing.receive(self._control, fds))
+        request = pickle.loads(framing.receive(self._control, fds))
         if isinstance(request, ResetRequest):
-            answer = cloudpickle.dumps(self._reset(request.seed))
+            answer = pickle.dumps(self._reset(request.seed))
             for fd in fds:
                 # Whoever asked may have been interrupted and gone.
                 with contextlib.suppress(framing.Hangup), socket.socket(fileno=fd) as reply:
@@ -252,7 +256,7 @@ class BaseProcess:
 
     def _serve_fleet(self, fleet: _Fleet) -> None:
         fds: list[int] = []
-        request = cloudpickle.loads(framing.receive(fleet.sock, fds))
+        request = pickle.loads(framing.receive(fleet.sock, fds))
         if isinstance(request, ForkRequest):
             self._send(fleet, self._fork(fleet, request, fds))
         elif isinstance(request, Adopting):
@@ -264,7 +268,7 @@ class BaseProcess:
     @staticmethod
     def _send(fleet: _Fleet, message: object) -> None:
         try:
-            framing.send(fleet.sock, cloudpickle.dumps(message))
+            framing.send(fleet.sock, pickle.dumps(message))
         except framing.Hangup:
             # The fleet has been closed; the main loop will find out.
             pass
@@ -283,7 +287,7 @@ class BaseProcess:
             forking.single_thread_torch()
             if not self._settled:
                 self._settled = True
-                forking.settle()
+                forking.settle(lambda: self._generators.collect(self._built.envs))
             ours = self._private_fds()
             files = forking.regular_files({*ours, *fds})
             processes.flush_output()
@@ -344,7 +348,7 @@ class BaseProcess:
             first = None if self._first is None else self._first[which]
             process = copy_process.CopyProcess(
                 env=self._built.envs[which],
-                origin=Origin(self._recipe.on_fork, first, self._built.sole(number)),
+                origin=Origin(self._recipe.on_fork, first, self._built.sole(number), self._generators),
                 block=fleet.block,
                 signals=fleet.signals,
                 base_pid=self._pid,

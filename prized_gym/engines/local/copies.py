@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prized_gym.engines.local import framing, processes
@@ -20,6 +21,19 @@ from prized_gym.engines.local.watch import Watch
 from prized_gym.errors import BaseDiedError, PrizedGymError
 from prized_gym.interface import commands
 from prized_gym.interface.failure import Failure, FailureKind, not_forked
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A message to a copy.
+
+    Attributes:
+        data: pickled.
+        known: the keys of the definitions by value that the copy has once it has read it.
+    """
+
+    data: bytes
+    known: set[str]
 
 
 class LocalCopies:
@@ -41,6 +55,7 @@ class LocalCopies:
         link: the connection to the base process.
         torn: whether something is being changed, so that an interrupt leaves nothing to rely on: what is left can only be
             closed.
+        known: the keys of the definitions by value that new copies have from the base.
     """
 
     def __init__(
@@ -52,6 +67,7 @@ class LocalCopies:
         self.signalling = Signalling(size, block, signals, pin)
         self._signals = signals
         self._base = base
+        self.known = base.known
         self._spared: dict[int, Answer | Failure | None] = {}
         self._joined = True
         self._closed = False
@@ -61,7 +77,22 @@ class LocalCopies:
 
     # What they are sent
 
-    def begin(self, index: int, payload: bytes) -> None:
+    def pack(self, index: int, message: object) -> Packed:
+        """Pickle a message to copy ``index``, before anything changes: what cannot be pickled costs nothing.
+
+        Raises:
+            Exception: it cannot be pickled.
+        """
+        copy = self.roster.live.get(index)
+        known = set(self.known if copy is None else copy.known)
+        return Packed(framing.dumps(message, known), known)
+
+    def pack_first(self, command: commands.Command) -> Packed:
+        """Pickle the first command of a copy that is yet to be forked, as :meth:`pack` does."""
+        known = set(self.known)
+        return Packed(framing.dumps(command, known), known)
+
+    def begin(self, index: int, packed: Packed | None = None) -> None:
         """Send copy ``index``, which waits on its socket, what it is to do; one that does not exist fails at once."""
         signalling = self.signalling
         signalling.begun[index] = 1
@@ -70,16 +101,19 @@ class LocalCopies:
             signalling.nudge()
             return
         signalling.busy[index] = 1
+        copy = self.roster.live[index]
         try:
-            framing.send(self.roster.live[index].sock, payload)
+            framing.send(copy.sock, b"" if packed is None else packed.data)
         except (framing.Hangup, OSError):
             # Its death is on its way from the base.
-            pass
+            return
+        if packed is not None:
+            copy.known = packed.known
 
-    def begin_command(self, index: int, payload: bytes) -> None:
-        """Send copy ``index`` a command, pickled."""
+    def begin_command(self, index: int, packed: Packed) -> None:
+        """Send copy ``index`` a command."""
         self.signalling.ops[index] = commands.COMMAND
-        self.begin(index, payload)
+        self.begin(index, packed)
 
     def listen_to_sockets(self) -> None:
         """Have every copy wait on its own socket."""

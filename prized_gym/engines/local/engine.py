@@ -42,7 +42,8 @@ class LocalBase(BaseHandle):
         timeout: float | None,
         progress: bool,
     ) -> None:
-        self._setup = Setup(recipe.dumps(), allow_threads, workdir)
+        self.known: set[str] = set()
+        self._setup = Setup(recipe.dumps(self.known), allow_threads, workdir)
         self._pin = pin
         self._timeout = timeout
         self._progress = progress

@@ -10,12 +10,10 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import cloudpickle
 import numpy as np
 
 from prized_gym.batch import Array, read_only
-from prized_gym.engines.local import framing
-from prized_gym.engines.local.copies import LocalCopies
+from prized_gym.engines.local.copies import LocalCopies, Packed
 from prized_gym.engines.local.link import Joinable
 from prized_gym.engines.local.messages import Answer, load_exception
 from prized_gym.engines.local.roster import GRACE
@@ -28,7 +26,6 @@ from prized_gym.interface.commands import Command
 from prized_gym.interface.engine import Description
 from prized_gym.interface.failure import Failure
 from prized_gym.interface.fleet import UNLIMITED, Finished, Fleet, TimeLimits, Usage
-from prized_gym.interface.performing import copy_number
 
 
 class LocalFleet(Fleet):
@@ -75,11 +72,9 @@ class LocalFleet(Fleet):
 
     def fork(self, first: Mapping[int, Command]) -> None:
         self._check_open()
-        # What cannot be pickled is refused before anything changes.
-        payloads = {index: framing.dumps(command) for index, command in first.items()}
-        copies = self._copies
+        copies, planned = self._copies, self._spawning.plan(first)
         copies.torn = True
-        self._spawning.fork({index: (copy_number(index, first[index]), payloads[index]) for index in first})
+        self._spawning.fork(planned)
         copies.torn = False
 
     def branch(self, source: int, targets: Sequence[int]) -> None:
@@ -95,7 +90,7 @@ class LocalFleet(Fleet):
         copies, signalling = self._copies, self._signalling
         if self._closed or copies.torn or 1 in signalling.begun:
             self._check_idle(self._everyone)
-        payloads = [_pick(objects, index) for index in self._everyone] if objects else None
+        packed = self._pack(self._everyone, objects) if objects else ()
         self._actions.write(arrays)
         copies.torn = True
         signalling.ops[:] = ops
@@ -107,7 +102,7 @@ class LocalFleet(Fleet):
             if not self._by_message:
                 signalling.note_full_batch()
             for index in self._everyone:
-                copies.begin(index, payloads[index] if payloads else b"")
+                copies.begin(index, packed[index] if packed else None)
         if self._watch.limited:
             # Last: one that cannot be sent a long message must not use up the others' time.
             self._watch.batch(self._everyone, ops)
@@ -117,30 +112,35 @@ class LocalFleet(Fleet):
         self, indices: Sequence[int], arrays: Sequence[Array], objects: Sequence[Sequence[Any]], ops: bytes
     ) -> None:
         self._check_idle(indices)
-        payloads = [_pick(objects, number) for number in range(len(indices))]
         copies = self._copies
+        packed = self._pack(indices, objects) if objects else ()
         copies.torn = True
         copies.listen_to_sockets()
         self._actions.write_some(arrays, np.asarray(indices, dtype=np.intp))
         for number, index in enumerate(indices):
             self._signalling.ops[index] = ops[number]
-            copies.begin(index, payloads[number])
+            copies.begin(index, packed[number] if packed else None)
         self._watch.batch(indices, ops)
         copies.torn = False
 
+    def _pack(self, indices: Sequence[int], objects: Sequence[Sequence[Any]]) -> list[Packed]:
+        """The object leaves of each copy's action, as they are sent."""
+        pack = self._copies.pack
+        return [pack(index, [column[number] for column in objects]) for number, index in enumerate(indices)]
+
     def command(self, commands: Mapping[int, Command]) -> None:
         self._check_idle(list(commands))
-        payloads = {index: framing.dumps(command) for index, command in commands.items()}
         copies = self._copies
+        packed = {index: copies.pack(index, command) for index, command in commands.items()}
         copies.torn = True
         copies.listen_to_sockets()
-        for index, payload in payloads.items():
-            copies.begin_command(index, payload)
+        for index, message in packed.items():
+            copies.begin_command(index, message)
         self._watch.commands(commands)
         copies.torn = False
 
     def check_command(self, command: Command) -> None:
-        framing.dumps(command)
+        self._copies.pack_first(command)
 
     def wait(self, count: int | None = None, timeout: float | None = None) -> Finished:
         copies, signalling = self._copies, self._signalling
@@ -209,15 +209,15 @@ class LocalFleet(Fleet):
         if answer.objects is not None:
             self.observations.store_objects(index, answer.objects)
         if answer.final is not None:
-            try:
-                result.finals[index] = pickle.loads(answer.final)
-            except Exception:
-                result.finals[index] = cloudpickle.loads(answer.final)
+            result.finals[index] = pickle.loads(answer.final)
         if answer.result is not None:
             result.results[index] = answer.result
         raised = answer.raised
         if raised is not None:
             copy = self._copies.roster.live.get(index)
+            if copy is not None:
+                # Perhaps it could not read what it was sent, definitions included.
+                copy.known = set(self._copies.known)
             result.failures[index] = Failure(
                 index,
                 self._copies.roster.where(index),
@@ -326,11 +326,6 @@ class LocalFleet(Fleet):
                 if self._pid == os.getpid()
                 else f"these copies belong to process {self._pid}, of which this one is a fork"
             )
-
-
-def _pick(objects: Sequence[Sequence[Any]], number: int) -> bytes:
-    """The object leaves of one copy's action, as they are sent."""
-    return pickle.dumps([column[number] for column in objects]) if objects else b""
 
 
 _OPEN: weakref.WeakSet[LocalFleet] = weakref.WeakSet()

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,13 +61,17 @@ def check(allow_threads: bool) -> None:
         )
 
 
-def settle() -> None:
+def settle(look: Callable[[], None]) -> None:
     """Bring a base into the state that is cheap to fork, once, after everything in it is warm.
 
     Garbage is collected and the rest hidden from the collector, which would otherwise write to every object of every
     copy; the pages are collapsed to huge ones, which makes forking gigabytes a matter of milliseconds.
+
+    Args:
+        look: called between the two, while the collector can still tell of every object that is left.
     """
     gc.collect()
+    look()
     gc.freeze()
     _collapse_pages()
 

@@ -13,8 +13,7 @@ import struct
 import time
 from typing import Any
 
-import cloudpickle
-
+from prized_gym import by_value
 from prized_gym.errors import PrizedGymError
 
 HEADER = struct.Struct("<Q")
@@ -26,12 +25,19 @@ class Hangup(PrizedGymError, EOFError):
     """The other end closed its socket."""
 
 
-def dumps(obj: Any) -> bytes:
-    """Pickle ``obj``: quickly if it can be pickled by reference, by value (cloudpickle) if not."""
+def dumps(obj: Any, known: set[str] | None = None) -> bytes:
+    """Pickle ``obj``: quickly if it can be pickled by reference, by value if not.
+
+    Args:
+        obj: what to pickle.
+        known: for a reader below this process, which has of this process's ``__main__`` only what it was sent: the keys of
+            that, to which those sent with this pickle are added. None: the reader is the process that runs the script.
+    """
     try:
-        return pickle.dumps(obj, protocol=5)
+        data = pickle.dumps(obj, protocol=5)
     except Exception:
-        return bytes(cloudpickle.dumps(obj, protocol=5))
+        return by_value.dumps(obj, known)
+    return data if known is None or not by_value.concerns(data) else by_value.dumps(obj, known)
 
 
 def send(sock: socket.socket, payload: bytes, fds: list[int] | None = None) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import socket
 from collections.abc import Callable
 from typing import Protocol
-
-import cloudpickle
 
 from prized_gym.engines.local import framing
 from prized_gym.engines.local.semaphores import Signals
@@ -40,7 +39,7 @@ class BaseLink:
         if self.error is not None:
             raise self.error
         try:
-            framing.send(self.sock, cloudpickle.dumps(message), fds)
+            framing.send(self.sock, pickle.dumps(message), fds)
         except (framing.Hangup, OSError):
             raise self.lose() from None
 
@@ -53,7 +52,7 @@ class BaseLink:
         if self.error is not None:
             raise self.error
         try:
-            return cloudpickle.loads(framing.receive(self.sock))
+            return pickle.loads(framing.receive(self.sock))
         except (framing.Hangup, OSError):
             raise self.lose() from None
 
@@ -90,7 +89,13 @@ class BaseLink:
 
 
 class Joinable(Protocol):
-    """A base, as its fleets see it."""
+    """A base, as its fleets see it.
+
+    Attributes:
+        known: the keys of the definitions by value that its copies have from it, as :mod:`prized_gym.by_value` gives them.
+    """
+
+    known: set[str]
 
     def revive(self) -> None:
         """Build the base process anew if it has died."""

@@ -7,8 +7,6 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
-
 from prized_gym.engines.local import framing
 from prized_gym.interface.commands import Command
 
@@ -169,7 +167,7 @@ def load_exception(data: bytes | None) -> BaseException | None:
     if data is None:
         return None
     try:
-        error = cloudpickle.loads(data)
+        error = pickle.loads(data)
     except Exception:
         return None
     return error if isinstance(error, BaseException) else None

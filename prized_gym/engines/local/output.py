@@ -50,6 +50,7 @@ class Stream:
         return self._decoder.decode(data)
 
     def keep(self, data: bytes) -> None:
+        """Add what was read to the tail, which drops its oldest parts once it is long enough without them."""
         self._tail.append(data)
         self._kept += len(data)
         while self._kept - len(self._tail[0]) >= TAIL_BYTES:
@@ -71,6 +72,7 @@ class Pump:
         self._streams = {}
 
     def add(self, stream: Stream) -> None:
+        """Read a stream from now on, until it ends or is removed."""
         with self._lock:
             if self._pid != os.getpid():
                 # The first stream of this process, or of a fork of one that had streams: those are not this process's.
@@ -85,6 +87,7 @@ class Pump:
             self._selector.register(stream.fd, selectors.EVENT_READ)
 
     def remove(self, stream: Stream) -> None:
+        """Read what a stream still holds, and close it."""
         with self._lock:
             if self._streams.get(stream.fd) is not stream:
                 return

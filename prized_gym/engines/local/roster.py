@@ -21,12 +21,14 @@ class LocalCopy:
     Attributes:
         sock: what it is sent commands on; it ends when this closes.
         stderr: what it writes there.
+        known: the keys of the definitions by value that it has, as :mod:`prized_gym.by_value` gives them.
         pid: 0 until it is known.
         made: when it was begun to be made (``time.monotonic()``).
     """
 
     sock: socket.socket
     stderr: Stream
+    known: set[str] = field(default_factory=set)
     pid: int = 0
     made: float = field(default_factory=time.monotonic)
 

@@ -17,8 +17,7 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
-import cloudpickle
-
+from prized_gym import by_value
 from prized_gym.engines.local import forking, framing, processes
 from prized_gym.engines.local.link import BaseLink
 from prized_gym.engines.local.messages import Failed, FleetRequest, ResetRequest, Setup, load_exception
@@ -92,7 +91,11 @@ class RunningBase:
 
     def _set_up(self, setup: Setup, progress: bool) -> Description:
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        context = {"path": _search_path(), "argv": list(sys.argv)}
+        context = {
+            "path": _search_path(),
+            "argv": [str(word) for word in sys.argv],
+            "main": by_value.describe_main(),
+        }
         try:
             framing.send(self._control, pickle.dumps(context))
             framing.send(self._control, pickle.dumps(setup))
@@ -106,14 +109,14 @@ class RunningBase:
                             f"the base was not set up within setup_timeout={self._timeout:g} s and has been stopped"
                             f"{self._last_words()}"
                         )
-            answer = cloudpickle.loads(framing.receive(self._control))
+            answer = pickle.loads(framing.receive(self._control))
         except framing.Hangup:
             raise SetupError(f"the base process {self._status()} while it was set up{self._last_words()}") from None
         self._stdout.tail()
         self._stderr.tail()
         if isinstance(answer, Failed):
             raise _remote_error(answer, "the base could not be set up")
-        description: Description = cloudpickle.loads(answer.description)
+        description: Description = pickle.loads(answer.description)
         return description
 
     @property
@@ -151,7 +154,7 @@ class RunningBase:
         try:
             with self._lock:
                 fds = [theirs.fileno(), block.fd, *signals.fds]
-                framing.send(self._control, cloudpickle.dumps(FleetRequest(size)), fds)
+                framing.send(self._control, pickle.dumps(FleetRequest(size)), fds)
         except (framing.Hangup, OSError) as error:
             ours.close()
             raise self.died() from error
@@ -173,9 +176,9 @@ class RunningBase:
         try:
             with reply:
                 with theirs, self._lock:
-                    framing.send(self._control, cloudpickle.dumps(ResetRequest(seed)), [theirs.fileno()])
+                    framing.send(self._control, pickle.dumps(ResetRequest(seed)), [theirs.fileno()])
                 in_time = framing.wait_readable(reply, deadline)
-                answer = cloudpickle.loads(framing.receive(reply)) if in_time else None
+                answer = pickle.loads(framing.receive(reply)) if in_time else None
         except (framing.Hangup, OSError) as error:
             raise self.died() from error
         if not in_time:

@@ -9,25 +9,32 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from dataclasses import dataclass
 
 from prized_gym.engines.local import framing, processes
-from prized_gym.engines.local.copies import LocalCopies
+from prized_gym.engines.local.copies import LocalCopies, Packed
 from prized_gym.engines.local.messages import Adopted, Adopting, Answer, Branch, Forked, ForkRequest
 from prized_gym.engines.local.output import Stream
 from prized_gym.engines.local.roster import LocalCopy
 from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError
 from prized_gym.interface import commands
+from prized_gym.interface.commands import Command
 from prized_gym.interface.failure import Failure, not_forked
 from prized_gym.interface.fleet import TimeLimits
+from prized_gym.interface.performing import copy_number
 
 FORK_TIMEOUT = 60.0
 """Seconds the base may take to fork, and a copy to branch, unless a reset may take longer."""
 FOR_EVER = 1e6
 _AT_ONCE = framing.MAX_FDS // 2
 
-First: TypeAlias = "tuple[int, bytes]"
-"""Of a new fork: which copy of its vector environment it is, and its first command, pickled."""
+
+@dataclass(frozen=True)
+class Planned:
+    """A copy to be forked: which one of its vector environment it is, and its first command."""
+
+    number: int
+    command: Packed
 
 
 class Spawning:
@@ -47,8 +54,17 @@ class Spawning:
 
     # Forks of the base
 
-    def fork(self, first: Mapping[int, First]) -> None:
-        """Make each copy in ``first`` a fork of the base, and send it its command; what cannot be made is left failed.
+    def plan(self, first: Mapping[int, Command]) -> dict[int, Planned]:
+        """What :meth:`fork` is to do, before anything changes.
+
+        Raises:
+            Exception: a command cannot be pickled.
+        """
+        pack = self._copies.pack_first
+        return {index: Planned(copy_number(index, command), pack(command)) for index, command in first.items()}
+
+    def fork(self, planned: Mapping[int, Planned]) -> None:
+        """Make copies forks of the base, and send each its first command; what cannot be made is left failed.
 
         Raises:
             BaseDiedError: the base is closed.
@@ -58,19 +74,19 @@ class Spawning:
         copies.drain_base()
         if copies.link.error is not None:
             copies.rejoin()
-        copies.retire(list(first))
+        copies.retire(list(planned))
         copies.roster.hurry()
-        if self._fork_all(first):
+        if self._fork_all(planned):
             return
         # It died before it had forked them all, or while it was idle and nobody noticed.
-        for index in first:
+        for index in planned:
             copies.forget(index)
         copies.rejoin()
-        if not self._fork_all(first):
-            for index in first:
-                copies.begin(index, b"")
+        if not self._fork_all(planned):
+            for index in planned:
+                copies.begin(index)
 
-    def _fork_all(self, first: Mapping[int, First]) -> bool:
+    def _fork_all(self, first: Mapping[int, Planned]) -> bool:
         """Fork all there is to fork; False if the base has died."""
         since = time.monotonic()
         indices = list(first)
@@ -79,14 +95,14 @@ class Spawning:
                 return False
         return True
 
-    def _fork_some(self, first: Mapping[int, First], since: float) -> bool:
+    def _fork_some(self, first: Mapping[int, Planned], since: float) -> bool:
         copies = self._copies
         copies.roster.expect()
         self._requests += 1
         number = self._requests
         try:
             with self._ends(list(first)) as (fresh, fds):
-                copies.link.send(ForkRequest(number, {index: copy for index, (copy, _) in first.items()}), fds)
+                copies.link.send(ForkRequest(number, {i: planned.number for i, planned in first.items()}), fds)
                 self._admit(fresh)
         except BaseDiedError:
             copies.lose_base()
@@ -95,8 +111,8 @@ class Spawning:
             self._fail(list(first), _refused(list(first), _explain(error)))
             return True
         try:
-            for index, (_, payload) in first.items():
-                copies.begin_command(index, payload)
+            for index, planned in first.items():
+                copies.begin_command(index, planned.command)
                 copies.watch.first_command(index, since)
             answer = self._await_forked(number, since + self._timeout)
         except BaseDiedError:
@@ -134,7 +150,7 @@ class Spawning:
         reason = f"could not be forked: {str(error).splitlines()[0]}"
         for index in indices:
             self._copies.discard(index, Failure(index, "not forked", "fork", reason, exception=error))
-            self._copies.begin(index, b"")
+            self._copies.begin(index)
 
     # Branches of a copy
 
@@ -176,7 +192,7 @@ class Spawning:
                 for index in targets:
                     copies.signalling.ops[index] = commands.COMMAND
                     busy[index] = copies.signalling.begun[index] = 1
-                copies.begin_command(source, framing.dumps(Branch(targets)))
+                copies.begin_command(source, copies.pack(source, Branch(targets)))
                 try:
                     framing.send(copies.roster.live[source].sock, b"", fds)
                 except (framing.Hangup, OSError):
@@ -248,7 +264,7 @@ class Spawning:
                 theirs.append(remote)
                 try:
                     self._limit_sending(ours)
-                    fresh[index] = LocalCopy(ours, Stream("stderr"))
+                    fresh[index] = LocalCopy(ours, Stream("stderr"), set(self._copies.known))
                 except BaseException:
                     ours.close()
                     raise

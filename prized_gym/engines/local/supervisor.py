@@ -9,19 +9,30 @@ everything; this process never is.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib
 import os
 import select
 import signal
+import socket
 import sys
+import traceback
 from types import ModuleType
 
 
 def main(lifeline: int, control: int, scratch: str | None = None) -> int:
-    # Imported as neighbours, not from the package: the package imports numpy and gymnasium.
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    processes = importlib.import_module("processes")
-    sys.path.pop(0)
+    """Fork the base, wait for its end or the trainer's, and end everything that is left below.
+
+    Args:
+        lifeline: a file descriptor that can be read once the trainer is gone.
+        control: the base's end of its connection to the trainer.
+        scratch: a directory to remove at the end, if any.
+
+    Returns:
+        The base's exit status; 0 where the trainer ended first. Where a signal ended the base, it ends this process too.
+    """
+    processes = _neighbour("processes")
     processes.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     supervisor = os.getpid()
@@ -29,10 +40,8 @@ def main(lifeline: int, control: int, scratch: str | None = None) -> int:
     if base == 0:
         processes.die_with_parent(supervisor)
         os.close(lifeline)
-        del sys.modules["processes"]
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _run_base(control)
-        os._exit(0)
+        os._exit(_run_base(control))
     os.close(control)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -56,23 +65,36 @@ def main(lifeline: int, control: int, scratch: str | None = None) -> int:
     return code
 
 
-def _run_base(control: int) -> None:
+def _neighbour(name: str) -> ModuleType:
+    """A module beside this one, by its name alone: the package imports NumPy and Gymnasium."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     try:
-        # The real sys.path comes as the first message; until then what the interpreter found is enough to import us,
-        # except where the trainer itself extended its path: the parent of the package is therefore added.
-        here = os.path.dirname(os.path.abspath(__file__))
-        sys.path[:] = [path for path in sys.path if path != here]
-        sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(here))))
-        from prized_gym.engines.local import base_process
-
+        importlib.import_module(name)
+        # The user may have one of that name.
+        return sys.modules.pop(name)
+    finally:
         sys.path.pop(0)
-        base_process.main(control)
-    except BaseException:
-        import traceback
 
+
+def _run_base(control: int) -> int:
+    """Be the base; the exit code."""
+    code = 0
+    try:
+        sock = socket.socket(fileno=control)
+        context = _neighbour("bootstrap").begin(sock)
+        if context is not None:
+            from prized_gym.engines.local import base_process
+
+            base_process.main(sock, context)
+    except BaseException:
         traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+        code = 1
+    # What the user's set-up has registered. Copies, which are forks, do not come here.
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    return code
 
 
 def _watch(lifeline: int, base: int) -> int | None:

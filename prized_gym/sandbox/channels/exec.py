@@ -26,13 +26,20 @@ class CommandResult(Protocol):
     """How a command ended."""
 
     @property
-    def exit_code(self) -> int: ...
+    def exit_code(self) -> int:
+        """Its exit status; 128 and the signal's number where one ended it."""
+
     @property
-    def stdout(self) -> str: ...
+    def stdout(self) -> str:
+        """What it wrote to standard output."""
+
     @property
-    def stderr(self) -> str: ...
+    def stderr(self) -> str:
+        """What it wrote to standard error."""
+
     @property
-    def timed_out(self) -> bool: ...
+    def timed_out(self) -> bool:
+        """Whether it was ended because it took too long."""
 
 
 class Commands(Protocol):
