@@ -242,9 +242,7 @@ def test_the_search_path_of_the_trainer_comes_before_every_package(tmp_path: Pat
         print("FOUND", json.dumps([list(envs.reset(seed=0)[1]["loaded"][0]), prized_gym.__file__]))
         envs.close()
     """
-    (tmp_path / "trainer.py").write_text(
-        textwrap.dedent(text)
-    )
+    (tmp_path / "trainer.py").write_text(textwrap.dedent(text))
     vendored, own = found_by(run(["trainer.py"], tmp_path))  # type: ignore[misc]
     assert vendored == [
         str(tmp_path / "vendored" / "cloudpickle" / "__init__.py"),

@@ -209,6 +209,7 @@ class LocalCopies:
     def discard(self, index: int, why: Failure) -> None:
         """Copy ``index`` does not exist any more; what it has begun finishes with a failure."""
         self.roster.remove(index, why)
+        self.block.restore(index)
         self.signalling.drop(index)
 
     def kill(self, index: int, timed_out: float | None = None) -> Failure:
@@ -230,13 +231,13 @@ class LocalCopies:
         """Kill the copies that have used up their time."""
         torn, self.torn = self.torn, True
         block = self.block
-        arrays = [*block.observations.arrays, block.rewards, block.terminations, block.truncations]
+        results = [block.rewards, block.terminations, block.truncations]
         for index, limit in self.watch.overdue(self.signalling.busy, self.signalling.ops).items():
             # Being asked for its stack may wake a copy from a call into C: what it finishes then is too late.
-            rows = [array[index].copy() for array in arrays]
+            rows = [*(array[index].copy() for array in results), *block.before(index)]
             self.kill(index, timed_out=limit)
             self._spared.pop(index, None)
-            for array, row in zip(arrays, rows, strict=True):
+            for array, row in zip([*results, *block.observations.arrays], rows, strict=True):
                 array[index] = row
         self.torn = torn
 
