@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,6 +41,11 @@ class Lease:
         if self._release is not None:
             self._release()
 
+    def __del__(self) -> None:
+        # An interrupt may have come before whoever asked for it had it.
+        if not sys.is_finalizing():
+            self.release()
+
 
 class _Shared:
     """A shared base, which may still be being set up."""
@@ -66,21 +72,22 @@ class SharedBases:
 
     def acquire(self, spec: EnvSpec, options: dict[str, Any], progress: bool) -> Lease:
         """Lease the shared base of ``spec``, set up if there is none yet; the release of the last lease closes it."""
-        with self._lock:
-            entry = next((entry for entry in self._shared if entry.fits(spec, options)), None)
-            if entry is None:
-                entry = _Shared(spec, options)
-                self._shared.append(entry)
-            token = object()
-            entry.leases.add(token)
-        # Different bases are set up at the same time; of one, the second user waits for the first.
+        token, entry = object(), None
         try:
+            with self._lock:
+                entry = next((entry for entry in self._shared if entry.fits(spec, options)), None)
+                if entry is None:
+                    entry = _Shared(spec, options)
+                    self._shared.append(entry)
+                entry.leases.add(token)
+            # Different bases are set up at the same time; of one, the second user waits for the first.
             with entry.building:
                 if entry.base is None:
                     entry.base = Base(spec, progress=progress, **options)
                 return Lease(entry.base, lambda: self._leave(entry, token))
         except BaseException:
-            self._leave(entry, token)
+            if entry is not None:
+                self._leave(entry, token)
             raise
 
     def _leave(self, entry: _Shared, token: object) -> None:

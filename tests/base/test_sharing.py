@@ -77,3 +77,13 @@ def test_closing_twice_after_an_interrupt_releases_once(monkeypatch: pytest.Monk
     assert b.base.alive and b.reset(seed=0)[0].shape == (1, 4)
     b.close()
     assert b.base.closed
+
+
+def test_a_lease_that_nobody_holds_is_given_back() -> None:
+    shared, spec = SharedBases(), gym.spec("CartPole-v1")
+    base = shared.acquire(spec, {"engine": "inline"}, False).base
+    assert base.closed
+    held = shared.acquire(spec, {"engine": "inline"}, False)
+    shared.acquire(spec, {"engine": "inline"}, False)
+    assert held.base.alive
+    held.release()

@@ -158,6 +158,9 @@ class RunningBase:
         except (framing.Hangup, OSError) as error:
             ours.close()
             raise self.died() from error
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         return BaseLink(ours, self.died)
