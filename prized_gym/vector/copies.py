@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.error import ResetNeeded
 
+from prized_gym.errors import EpisodeOverError
 from prized_gym.interface.failure import Failure
 from prized_gym.interface.fleet import Usage
 from prized_gym.seeding import SeedStream, fresh_entropy
@@ -103,6 +106,21 @@ class Copies:
 
     def __getitem__(self, index: int) -> CopyState:
         return self.states[index]
+
+    def check_reset(self, indices: Sequence[int]) -> None:
+        """Refuse to step copies of which one was never reset."""
+        for index in indices:
+            if not self.states[index].was_reset:
+                raise ResetNeeded(f"Cannot step copy {index} before resetting it: call reset() first")
+
+    def refuse_over(self, indices: Sequence[int]) -> None:
+        """Refuse to step copies of which one waits for a reset by the caller."""
+        over = [index for index in indices if self.done[index]]
+        if over:
+            raise EpisodeOverError(
+                f"the episodes of copies {over} are over and autoreset is disabled: reset them with "
+                "reset(options={'reset_mask': mask}) before stepping them"
+            )
 
     def reseed(self, index: int, seed: int) -> None:
         """Let the unseeded episodes of a copy follow from ``seed``."""

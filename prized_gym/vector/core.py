@@ -14,7 +14,6 @@ from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from prized_gym.actions import ActionCheck
 from prized_gym.arguments import Seed, seed_list, take_mask
 from prized_gym.base import Base
-from prized_gym.errors import EpisodeOverError
 from prized_gym.fleets.throttled import ThrottledFleet
 from prized_gym.interface.commands import Call, Reseed, SetAttr
 from prized_gym.interface.fleet import Fleet
@@ -112,7 +111,7 @@ class VectorCore:
     def _begin_whole_reset(self, seeds: Sequence[int | None], options: Options) -> None:
         gate = self._gate
         gate.check_open()
-        self._check_options(options)
+        self._resets.check_options(options)
         if gate.pending is not None or gate.sent.copies:
             self._abandon()
         self._begin_reset(self.everyone, seeds, options)
@@ -149,15 +148,8 @@ class VectorCore:
         else:
             self._begin_masked_reset(mask, seeds, options)
 
-    def _check_options(self, options: Options) -> None:
-        if self._settings.from_base and any(options):
-            raise ValueError(
-                f"options={next(filter(None, options))} with reset_in='base': "
-                "the environment was reset once, in the base, without options"
-            )
-
     def _begin_reset(self, targets: Sequence[int], seeds: Sequence[int | None], options: Options) -> None:
-        self._check_options(options)
+        self._resets.check_options(options)
         gate, live = self._gate, self._live
         if gate.broken is not None or not live.whole:
             live.drop()
@@ -201,11 +193,11 @@ class VectorCore:
         if gate.pending is not None or gate.broken is not None or gate.sent.copies or gate.closed:
             gate.check_idle("step_async")
         if not copies.all_reset:
-            self._check_reset(self.everyone)
+            copies.check_reset(self.everyone)
         over = copies.over
         arrays, objects = self._check.split(actions, self.num_envs, copies.done if over else None)
         if over and self._disabled:
-            self._refuse_over(self.everyone)
+            copies.refuse_over(self.everyone)
         try:
             starting = self._batches.begin(self.everyone, arrays, objects)
             gate.pending = PendingStep(starting) if starting else _PLAIN_STEP
@@ -247,11 +239,11 @@ class VectorCore:
                 raise AlreadyPendingCallError(f"copy {index} was sent an action that has not been received", "send")
         if len(set(chosen)) != len(chosen):
             raise ValueError(f"indices={chosen} names a copy twice")
-        self._check_reset(chosen)
+        copies.check_reset(chosen)
         ignored = copies.done[np.asarray(chosen, dtype=np.intp)] if copies.over else None
         arrays, objects = self._check.split(actions, len(chosen), ignored, chosen)
         if self._disabled and copies.over:
-            self._refuse_over(chosen)
+            copies.refuse_over(chosen)
         try:
             sent.starting.update(self._batches.begin(chosen, arrays, objects))
             sent.copies.update(chosen)
@@ -295,7 +287,7 @@ class VectorCore:
             self._check_index(index)
         if source in chosen or len(set(chosen)) != len(chosen):
             raise ValueError(f"branch({source}, {chosen}): the targets must be distinct and not the source")
-        self._check_reset([source])
+        copies.check_reset([source])
         if copies[source].must_fork:
             raise ResetNeeded(f"copy {source} has failed and waits for its next episode: it cannot be branched")
         if not chosen:
@@ -442,16 +434,3 @@ class VectorCore:
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.num_envs:
             raise ValueError(f"there is no copy {index}: num_envs={self.num_envs}")
-
-    def _check_reset(self, indices: Sequence[int]) -> None:
-        for index in indices:
-            if not self.copies[index].was_reset:
-                raise ResetNeeded(f"Cannot step copy {index} before resetting it: call reset() first")
-
-    def _refuse_over(self, indices: Sequence[int]) -> None:
-        over = [index for index in indices if self.copies.done[index]]
-        if over:
-            raise EpisodeOverError(
-                f"the episodes of copies {over} are over and autoreset is disabled: reset them with "
-                "reset(options={'reset_mask': mask}) before stepping them"
-            )

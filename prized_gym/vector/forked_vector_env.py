@@ -182,7 +182,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
         Raises:
             ClosedEnvironmentError: after :meth:`close`.
-            AlreadyPendingCallError: an asynchronous call is pending.
+            AlreadyPendingCallError: a reset of some, while something is pending; a reset of all abandons that.
             ValueError, TypeError: a seed or mask of the wrong form; options with ``reset_in="base"``.
         """
         observations, infos = self.core.reset(seed, options)

@@ -44,6 +44,14 @@ class Resets:
     def __init__(self, settings: Settings, copies: Copies, live: LiveFleet) -> None:
         self._settings, self._copies, self._live = settings, copies, live
 
+    def check_options(self, options: Options) -> None:
+        """Refuse options that no copy would be reset with."""
+        if self._settings.from_base and any(options):
+            raise ValueError(
+                f"options={next(filter(None, options))} with reset_in='base': "
+                "the environment was reset once, in the base, without options"
+            )
+
     def begin(self, targets: Sequence[int], seeds: Sequence[int | None], options: Options) -> PendingReset:
         """Begin to reset the copies ``targets``; ``seeds`` and ``options`` have an entry for every copy."""
         settings, copies, fleet = self._settings, self._copies, self._live.get()
