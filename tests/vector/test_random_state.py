@@ -74,3 +74,21 @@ def test_gymnasiums_checker_is_content() -> None:
     env = ForkedEnv(Drawing, progress=False)
     check_env(env, skip_render_check=True)
     env.close()
+
+
+class Driving(Drawing):
+    """One whose ``unwrapped`` is no environment, but what it drives."""
+
+    @property
+    def unwrapped(self) -> Any:
+        return object()
+
+
+@pytest.mark.parametrize("options", [{}, {"engine": "inline"}, {"fork_on": "episode"}])
+def test_an_environment_whose_unwrapped_is_something_else(options: dict[str, Any]) -> None:
+    envs = ForkedVectorEnv([lambda: Driving() for _ in range(2)], progress=False, **options)
+    reference = gym.vector.SyncVectorEnv([Drawing] * 2)
+    for seed in (3, None, None):
+        assert envs.reset(seed=seed)[0].tolist() == reference.reset(seed=seed)[0].tolist()
+        assert envs.step([0, 0])[0].tolist() == reference.step([0, 0])[0].tolist()
+    envs.close()
