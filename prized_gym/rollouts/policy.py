@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import itertools
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from prized_gym import background
 from prized_gym.actions import ActionCheck
@@ -177,6 +180,22 @@ class NoActionError(PrizedGymError, ValueError):
     """What a policy returned is no action."""
 
 
+@dataclass
+class Actions:
+    """What a policy answered for some copies.
+
+    Attributes:
+        arrays, objects: the leaves of a batch of actions, as for :meth:`prized_gym.interface.fleet.Fleet.step_some`.
+        rows: which copies' they are, as positions among those that were asked for.
+        refused: by position, what is wrong with each of the others.
+    """
+
+    arrays: list[Any]
+    objects: list[list[Any]]
+    rows: list[int]
+    refused: dict[int, NoActionError] = field(default_factory=dict)
+
+
 class Policy:
     """A policy, and how one copy's action is read from what it returns.
 
@@ -192,16 +211,45 @@ class Policy:
         self.is_async = is_async(function)
         self._check = ActionCheck(action_space)
 
-    def split(self, answer: Any, count: int) -> tuple[list[Any], list[list[Any]]]:
-        """What the policy returned for ``count`` observations, as the leaves of a batch of actions.
+    def split(self, answer: Any, copies: Sequence[int]) -> Actions:
+        """What the policy returned for the observations of ``copies``, as the leaves of a batch of actions.
 
         Raises:
-            NoActionError: it is no such batch, or an action is outside its space.
+            NoActionError: it is no such batch, or every action is outside its space.
         """
+        count = len(copies)
         try:
-            return self._check.split(answer if self.batched else self._batch_of(answer), count)
+            actions = answer if self.batched else self._batch_of(answer)
+            return Actions(*self._check.split(actions, count, copies=copies), list(range(count)))
         except Exception as error:
-            raise NoActionError(f"returned {answer!r:.200}: {error}") from error
+            refusal = NoActionError(f"returned {answer!r:.200}: {error}")
+            good = self._split_each(answer, copies) if self.batched and count > 1 else None
+            if good is None or not good.rows:
+                raise refusal from error
+            return good
+
+    def _split_each(self, answer: Any, copies: Sequence[int]) -> Actions | None:
+        """The actions of a batch one by one, those that are none refused; None if it is no batch of ``len(copies)``."""
+        found: list[tuple[list[Any], list[list[Any]]]] = []
+        good = Actions([], [], [])
+        try:
+            parts = [self._check.pick(leaf, answer) for leaf in self._check.leaves]
+            if any(len(part) != len(copies) for part in parts):
+                return None
+        except Exception:
+            return None
+        for row, copy in enumerate(copies):
+            one = assemble(self._check.space, [part[row : row + 1] for part in parts])
+            try:
+                found.append(self._check.split(one, 1, copies=[copy]))
+                good.rows.append(row)
+            except Exception as error:
+                good.refused[row] = NoActionError(f"returned {one!r:.200} for copy {copy}: {error}")
+        if found:
+            good.arrays = [np.concatenate(column) for column in zip(*(arrays for arrays, _ in found), strict=True)]
+            columns = zip(*(objects for _, objects in found), strict=True)
+            good.objects = [list(itertools.chain(*column)) for column in columns]
+        return good
 
     def _batch_of(self, action: Any) -> Any:
         try:

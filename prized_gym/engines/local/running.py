@@ -49,7 +49,9 @@ class RunningBase:
     """
 
     def __init__(self, setup: Setup, timeout: float | None, progress: bool) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: what closes the base may be called by the garbage collector, or in a signal handler.
+        self._lock = threading.RLock()
+        self._ended = False
         self._timeout = timeout
         with contextlib.ExitStack() as undo:
             try:
@@ -173,6 +175,9 @@ class RunningBase:
         except (framing.Hangup, OSError) as error:
             ours.close()
             raise self.died() from error
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         return BaseLink(ours, self.died)
@@ -223,7 +228,7 @@ class RunningBase:
     def close(self) -> None:
         """End it and everything below it; returns when nothing of that is left. Can be called again."""
         with self._lock:
-            if self._lifeline < 0:
+            if self._ended:
                 return
             # The base sees its control socket close, closes its environments and ends; then so does the supervisor.
             self._control.close()
@@ -237,14 +242,16 @@ class RunningBase:
             self._end()
 
     def _end(self) -> None:
-        os.close(self._lifeline)
-        self._lifeline = -1
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._forget()
+        self._ended = True
         _LIVE.discard(self)
 
     def _forget(self) -> None:
@@ -254,9 +261,10 @@ class RunningBase:
 
     def release_after_fork(self) -> None:
         """In a fork of the trainer: let go of the descriptors, so that the base still notices the trainer's end."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        self._ended = True
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)
         self._control.close()
 
 

@@ -29,7 +29,7 @@ _AT_ONCE = framing.MAX_FDS // 2
 
 
 @dataclass(frozen=True)
-class _Planned:
+class Planned:
     """A copy to be forked: which one of its vector environment it is, and its first command."""
 
     number: int
@@ -53,33 +53,39 @@ class Spawning:
 
     # Forks of the base
 
-    def fork(self, first: Mapping[int, Command]) -> None:
-        """Make each copy in ``first`` a fork of the base, and send it that command; what cannot be made is left failed.
+    def plan(self, first: Mapping[int, Command]) -> dict[int, Planned]:
+        """What :meth:`fork` is to do, before anything changes.
+
+        Raises:
+            Exception: a command cannot be pickled.
+        """
+        pack = self._copies.pack_first
+        return {index: Planned(copy_number(index, command), pack(command)) for index, command in first.items()}
+
+    def fork(self, planned: Mapping[int, Planned]) -> None:
+        """Make copies forks of the base, and send each its first command; what cannot be made is left failed.
 
         Raises:
             BaseDiedError: the base is closed.
             Exception: what building the base anew raised.
         """
         copies = self._copies
-        planned = {
-            index: _Planned(copy_number(index, command), copies.pack_first(command)) for index, command in first.items()
-        }
         copies.drain_base()
         if copies.link.error is not None:
             copies.rejoin()
-        copies.retire(list(first))
+        copies.retire(list(planned))
         copies.roster.hurry()
         if self._fork_all(planned):
             return
         # It died before it had forked them all, or while it was idle and nobody noticed.
-        for index in first:
+        for index in planned:
             copies.forget(index)
         copies.rejoin()
         if not self._fork_all(planned):
-            for index in first:
+            for index in planned:
                 copies.begin(index)
 
-    def _fork_all(self, first: Mapping[int, _Planned]) -> bool:
+    def _fork_all(self, first: Mapping[int, Planned]) -> bool:
         """Fork all there is to fork; False if the base has died."""
         since = time.monotonic()
         indices = list(first)
@@ -88,7 +94,7 @@ class Spawning:
                 return False
         return True
 
-    def _fork_some(self, first: Mapping[int, _Planned], since: float) -> bool:
+    def _fork_some(self, first: Mapping[int, Planned], since: float) -> bool:
         copies = self._copies
         copies.roster.expect()
         self._requests += 1
