@@ -16,7 +16,7 @@ from prized_gym.batch import Array, read_only
 from prized_gym.engines.local.copies import LocalCopies, Packed
 from prized_gym.engines.local.link import Joinable
 from prized_gym.engines.local.messages import Answer, load_exception
-from prized_gym.engines.local.roster import GRACE
+from prized_gym.engines.local.roster import CLOSE_TIMEOUT
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
 from prized_gym.engines.local.spawning import FOR_EVER, Spawning
@@ -44,6 +44,7 @@ class LocalFleet(Fleet):
         description: Description,
         limits: TimeLimits = UNLIMITED,
         pin: bool | None = None,
+        close_timeout: float | None = CLOSE_TIMEOUT,
     ) -> None:
         self.size = size
         block = Block(description.observation_space, description.action_space, size)
@@ -56,7 +57,8 @@ class LocalFleet(Fleet):
             signals.close()
             raise
         self._signalling = copies.signalling
-        self._spawning = Spawning(copies, limits)
+        self._spawning = Spawning(copies, limits, close_timeout)
+        self._close_timeout = close_timeout
         self.observations = block.observations
         self._actions = block.actions
         self._by_message = bool(block.actions.object_leaves)
@@ -165,8 +167,6 @@ class LocalFleet(Fleet):
     def _take(self, finished: Sequence[int]) -> Finished:
         """What the copies ``finished`` gave, which are idle from here on."""
         copies, signalling, deadlines = self._copies, self._signalling, self._watch.deadlines
-        if copies.roster.parting:
-            copies.roster.dismiss()
         if finished is self._everyone:
             signalling.begun[:] = signalling.none
             deadlines.clear()
@@ -248,7 +248,6 @@ class LocalFleet(Fleet):
     def release(self, indices: Sequence[int]) -> None:
         self._check_open()
         self._copies.retire(indices)
-        self._copies.roster.dismiss()
 
     def abandon(self) -> None:
         """The base is being closed: end every copy, and fail whatever is asked of them from here on.
@@ -258,7 +257,7 @@ class LocalFleet(Fleet):
         if self._closed or self._copies.link.error is not None:
             return
         with contextlib.suppress(PrizedGymError):
-            self._copies.leave(time.monotonic() + 1.0)
+            self._copies.leave(self._close_timeout)
         self._copies.lose_base(BaseDiedError("the base was closed"))
         self._copies.link.shut_down()
 
@@ -268,7 +267,7 @@ class LocalFleet(Fleet):
         self._closed = True
         _OPEN.discard(self)
         try:
-            self._copies.leave(time.monotonic() + (GRACE if timeout is None else timeout))
+            self._copies.leave(self._close_timeout if timeout is None else timeout)
         finally:
             self._copies.close()
 

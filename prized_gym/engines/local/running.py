@@ -19,9 +19,11 @@ from pathlib import Path
 
 from prized_gym import by_value
 from prized_gym.engines.local import forking, framing, processes
+from prized_gym.engines.local.copies import warn_cut
 from prized_gym.engines.local.link import BaseLink
 from prized_gym.engines.local.messages import Failed, FleetRequest, ResetRequest, Setup, load_exception
 from prized_gym.engines.local.output import Stream
+from prized_gym.engines.local.roster import GRACE
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
 from prized_gym.errors import BaseDiedError, RemoteTraceback, SetupError, SetupTimeoutError
@@ -38,6 +40,7 @@ class RunningBase:
         setup: what to build; its scratch directory is made here.
         timeout: seconds the set-up may take, and a reset of the environment in the base.
         progress: show a progress bar meanwhile.
+        close_timeout: seconds that its environments may take to close; None for ever.
 
     Attributes:
         description: what the base told of its environments.
@@ -47,10 +50,12 @@ class RunningBase:
         Exception: what the user's factory or ``warm_up`` raised.
     """
 
-    def __init__(self, setup: Setup, timeout: float | None, progress: bool) -> None:
+    def __init__(self, setup: Setup, timeout: float | None, progress: bool, close_timeout: float | None) -> None:
         scratch = None if setup.workdir is None else tempfile.mkdtemp(prefix="prized_gym-")
         self._lock = threading.Lock()
         self._timeout = timeout
+        # While it is set up there is nothing to close.
+        self._close_timeout: float | None = GRACE
         self._stdout, self._stderr = Stream("stdout"), Stream("stderr")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         lifeline_read, self._lifeline = os.pipe()
@@ -86,6 +91,7 @@ class RunningBase:
         except BaseException:
             self.close()
             raise
+        self._close_timeout = close_timeout
 
     def _set_up(self, setup: Setup, progress: bool) -> Description:
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
@@ -206,15 +212,17 @@ class RunningBase:
             if self._lifeline < 0:
                 return
             # The base sees its control socket close, closes its environments and ends; then so does the supervisor.
+            where = self.where
             self._control.close()
+            timeout, late = self._close_timeout, False
             try:
-                self._process.wait(5)
+                self._process.wait(timeout)
             except subprocess.TimeoutExpired:
-                pass
-            except BaseException:
+                late = True
+            finally:
                 self._end()
-                raise
-            self._end()
+        if late and timeout and timeout != GRACE:
+            warn_cut(f"the base ({where})", timeout)
 
     def _end(self) -> None:
         os.close(self._lifeline)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import resource
+import errno
 import select
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prized_gym.engines.local import framing, processes
 from prized_gym.engines.local.copies import LocalCopies, Packed
-from prized_gym.engines.local.messages import Adopted, Adopting, Answer, Branch, Forked, ForkRequest
+from prized_gym.engines.local.messages import (
+    Adopted,
+    Adopting,
+    Answer,
+    Branch,
+    CheckBranch,
+    Forked,
+    ForkRequest,
+    load_exception,
+)
 from prized_gym.engines.local.output import Stream
 from prized_gym.engines.local.roster import LocalCopy
 from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError
@@ -22,6 +32,8 @@ from prized_gym.interface.commands import Command
 from prized_gym.interface.failure import Failure, not_forked
 from prized_gym.interface.fleet import TimeLimits
 from prized_gym.interface.performing import copy_number
+
+_T = TypeVar("_T")
 
 FORK_TIMEOUT = 60.0
 """Seconds the base may take to fork, and a copy to branch, unless a reset may take longer."""
@@ -38,15 +50,17 @@ class _Planned:
 
 
 class Spawning:
-    """Makes the copies of one fleet.
+    """Makes the copies of one fleet. What a new copy replaces has closed its environment, and ended, before.
 
     Args:
         copies: the copies.
         limits: those of the fleet; a socket waits no longer than the longer one.
+        close_timeout: seconds that a copy which is replaced may take over ``env.close()``; None for ever.
     """
 
-    def __init__(self, copies: LocalCopies, limits: TimeLimits) -> None:
+    def __init__(self, copies: LocalCopies, limits: TimeLimits, close_timeout: float | None) -> None:
         self._copies = copies
+        self._close_timeout = close_timeout
         self._requests = 0
         self._timeout = max(FORK_TIMEOUT, limits.reset or 0.0)
         given = [limit for limit in (limits.step, limits.reset) if limit is not None]
@@ -69,7 +83,7 @@ class Spawning:
         if copies.link.error is not None:
             copies.rejoin()
         copies.retire(list(first))
-        copies.roster.hurry()
+        copies.see_off(first, self._close_timeout)
         if self._fork_all(planned):
             return
         # It died before it had forked them all, or while it was idle and nobody noticed.
@@ -152,7 +166,9 @@ class Spawning:
         """Make the copies ``targets`` forks of the idle copy ``source``; all are left finished, or failed."""
         copies = self._copies
         copies.drain_base()
+        self._check_branch(source)
         copies.retire(targets)
+        copies.see_off(targets, self._close_timeout)
         copies.listen_to_sockets()
         for start in range(0, len(targets), _AT_ONCE):
             some = list(targets[start : start + _AT_ONCE])
@@ -224,6 +240,29 @@ class Spawning:
                     if busy[index]:
                         copies.kill(index, timed_out=FORK_TIMEOUT)
 
+    def _check_branch(self, source: int) -> None:
+        """Ask a copy whether it can be forked, before anything is ended for that.
+
+        Raises:
+            ForkUnsafeError: it cannot.
+        """
+        copies = self._copies
+        if not copies.signalling.alive[source]:
+            return
+        copies.listen_to_sockets()
+        copies.begin_command(source, copies.pack(source, CheckBranch()))
+        deadline = time.monotonic() + FORK_TIMEOUT
+        while copies.signalling.busy[source]:
+            copies.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if time.monotonic() > deadline:
+                copies.kill(source, timed_out=FORK_TIMEOUT)
+        answer = copies.read_answer(source)
+        if isinstance(answer, Answer) and answer.raised is not None:
+            copies.forget(source)
+            copies.signalling.nudge()
+            error = load_exception(answer.raised.exception)
+            raise error if isinstance(error, PrizedGymError) else PrizedGymError(answer.raised.summary)
+
     def _copy_rows(self, source: int, target: int) -> None:
         block = self._copies.block
         block.observations.move(source, target)
@@ -254,11 +293,11 @@ class Spawning:
         fds: list[int] = []
         try:
             for index in indices:
-                ours, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                ours, remote = _pair()
                 theirs.append(remote)
                 try:
                     self._limit_sending(ours)
-                    fresh[index] = LocalCopy(ours, Stream("stderr"), set(self._copies.known))
+                    fresh[index] = LocalCopy(ours, _stream(), set(self._copies.known))
                 except BaseException:
                     ours.close()
                     raise
@@ -292,13 +331,30 @@ class Spawning:
             self._copies.bury(index, "died", processes.describe_status(status))
 
 
+def _with_more_files(make: Callable[[], _T]) -> _T:
+    """Make something of descriptors, under a higher limit of them if there is need for one and the system permits."""
+    try:
+        return make()
+    except OSError as error:
+        if error.errno != errno.EMFILE or not processes.raise_file_limit():
+            raise
+        return make()
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return _with_more_files(lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+
+
+def _stream() -> Stream:
+    return _with_more_files(lambda: Stream("stderr"))
+
+
 def _refused(indices: Sequence[int], reason: str | None) -> PrizedGymError:
     return PrizedGymError(f"copies {list(indices)} could not be forked: {reason}")
 
 
 def _explain(error: OSError) -> str:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return f"{error} (this process may have {limit} files open: see `ulimit -n`)"
+    return f"{error} (this process {processes.file_limit()})" if error.errno == errno.EMFILE else str(error)
 
 
 def _hung_up(sock: socket.socket) -> bool:
