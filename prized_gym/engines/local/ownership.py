@@ -29,6 +29,7 @@ from prized_gym.engines.local.processes import descendants, libc, started
 _AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW = 0x100
 _STATX_BTIME = 0x800
+_CLOCK_REALTIME_COARSE = 5
 
 Pipe = tuple[int, int]
 """A descriptor of a pipe or socket, and its inode."""
@@ -196,7 +197,7 @@ def _dir_fd(fd: int) -> int | None:
 
 def _file_clock() -> int:
     """The time, in nanoseconds since the epoch, that a file made at this moment would have."""
-    return time.clock_gettime_ns(getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME))
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
 def _birth(path: Any, dir_fd: int | None) -> int | None:

@@ -257,9 +257,8 @@ class Spawning:
             if time.monotonic() > deadline:
                 copies.kill(source, timed_out=FORK_TIMEOUT)
         answer = copies.read_answer(source)
+        copies.forget(source)
         if isinstance(answer, Answer) and answer.raised is not None:
-            copies.forget(source)
-            copies.signalling.nudge()
             error = load_exception(answer.raised.exception)
             raise error if isinstance(error, PrizedGymError) else PrizedGymError(answer.raised.summary)
 
