@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -72,8 +73,14 @@ class _Background:
         self.threads = Threads(MOST_THREADS)
         # Apart, so that ending what hangs does not wait for what hangs.
         self.urgent = Threads(MOST_URGENT)
-        self.thread = threading.Thread(target=self.loop.run_forever, name="prized_gym-channels", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="prized_gym-channels", daemon=True)
         self.thread.start()
+
+    def _run(self) -> None:
+        if hasattr(signal, "SIGPIPE"):
+            # A program that has given it its default back is not ended by a sandbox that has died.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        self.loop.run_forever()
 
 
 _lock = threading.Lock()

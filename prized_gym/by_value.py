@@ -7,7 +7,8 @@ the other.
 
 ``multiprocessing`` runs the script once more instead. That would ask for an ``if __name__ == "__main__"`` in every script, is
 impossible for a notebook, for ``python -c`` and for a script read from stdin, and takes as long as everything the script
-imports: 2 s where that is torch, against 0.3 ms for a dozen classes that travel by value (measured).
+imports: 1.3 s where that is torch, against 1 ms for a dozen classes by value, and 20 us for an object whose class has arrived
+before (measured).
 """
 
 from __future__ import annotations
@@ -174,7 +175,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return _find, (key,)
             self.sent.add(key)
         make, args, state, _, _, complete = reduced
-        return _define, (key, name, make, args), (complete, state, _holder(obj, name)), None, None, _complete
+        return (
+            _define,
+            (key, name, make, args),
+            (complete, state, obj.__qualname__, _holder(obj, name)),
+            None,
+            None,
+            _complete,
+        )
 
 
 def _name_in_main(obj: Any) -> str | None:
@@ -212,13 +220,14 @@ def _keep(main: types.ModuleType, key: str, name: str, definition: Any) -> None:
     main.__dict__.setdefault("__prized_gym_definitions__", {})[key] = definition
 
 
-def _complete(definition: Any, state: tuple[Callable[[Any, Any], None], Any, Any]) -> None:
+def _complete(definition: Any, state: tuple[Callable[[Any, Any], None], Any, str, Any]) -> None:
     """Give a definition its attributes, once: what it has got here since then is not undone by the next pickle of it."""
-    give, attributes, _ = state
+    give, attributes, name, _ = state
     if _DEFINITIONS.complete(definition):
         return
     try:
         give(definition, attributes)
+        definition.__qualname__ = name
     except BaseException:
         _DEFINITIONS.incomplete(definition)
         raise

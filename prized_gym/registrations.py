@@ -17,15 +17,22 @@ Registrations: TypeAlias = "dict[str, bytes | str]"
 
 
 def collect() -> Registrations:
-    """What is registered in this process beside Gymnasium's own environments."""
+    """What is registered here, Gymnasium's own environments included: a script may have put others in their place."""
     found: Registrations = {}
     for name, spec in gym.registry.items():
-        if not _built_in(spec):
-            try:
-                found[name] = by_value.dumps(spec)
-            except Exception as error:
-                found[name] = f"{type(error).__name__}: {error}"
+        try:
+            found[name] = _dumps(spec)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
     return found
+
+
+def _dumps(spec: EnvSpec) -> bytes:
+    try:
+        data = pickle.dumps(spec, protocol=5)
+    except Exception:
+        return by_value.dumps(spec)
+    return by_value.dumps(spec) if by_value.concerns(data) else data
 
 
 def install(registered: Mapping[str, bytes | str]) -> None:
@@ -42,10 +49,6 @@ def install(registered: Mapping[str, bytes | str]) -> None:
         module.registry = registry  # type: ignore[attr-defined]
 
 
-def _built_in(spec: Any) -> bool:
-    return str(getattr(spec, "entry_point", None)).startswith(("gymnasium.", "prized_gym."))
-
-
 class _Registry(dict[str, EnvSpec]):
     """Gymnasium's registry, with specs that are read when they are asked for."""
 
@@ -54,12 +57,14 @@ class _Registry(dict[str, EnvSpec]):
         self._late: Registrations = {}
 
     def add(self, registered: Mapping[str, bytes | str]) -> None:
-        self._late.update(registered)
-        for name in registered:
-            if name in self and _built_in(self[name]):
-                # The script has put its own in the place of Gymnasium's.
-                del self[name]
-                self[name] = self[name]
+        for name, pickled in registered.items():
+            if name not in self:
+                self._late[name] = pickled
+            elif isinstance(pickled, bytes):
+                # Gymnasium's own, unless the script has put another in its place.
+                spec = pickle.loads(pickled)
+                if spec != self[name]:
+                    self[name] = spec
 
     def __missing__(self, name: str) -> EnvSpec:
         if name not in self._late:

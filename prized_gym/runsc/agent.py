@@ -52,10 +52,10 @@ class BadFrame(Exception):
 def send(connection: socket.socket, kind: bytes, payload: bytes = b"") -> None:
     """Send one frame."""
     if len(payload) < 4096:
-        connection.sendall(_HEADER.pack(kind, len(payload)) + payload)
+        connection.sendall(_HEADER.pack(kind, len(payload)) + payload, socket.MSG_NOSIGNAL)
     else:
-        connection.sendall(_HEADER.pack(kind, len(payload)))
-        connection.sendall(payload)
+        connection.sendall(_HEADER.pack(kind, len(payload)), socket.MSG_NOSIGNAL)
+        connection.sendall(payload, socket.MSG_NOSIGNAL)
 
 
 def send_json(connection: socket.socket, message: dict[str, Any]) -> None:

@@ -127,7 +127,7 @@ class Command:
                 raise SandboxTimeout("the sandbox's agent did not end the command at its time-out")
             if events[0][1] & select.POLLOUT:
                 try:
-                    pending = pending[connection.send(pending) :]
+                    pending = pending[connection.send(pending, socket.MSG_NOSIGNAL) :]
                 except BlockingIOError:
                     pass
                 except OSError:

@@ -210,7 +210,7 @@ class Runtime:
         data = json.dumps(message).encode() + b"\n"
         with self._sending:
             try:
-                self._control.sendall(data)
+                self._control.sendall(data, socket.MSG_NOSIGNAL)
             except OSError:
                 pass  # the hub notices
 

@@ -47,12 +47,12 @@ class Stream(socket.socket):
     def send(self, data: Any, flags: int = 0, /) -> int:
         """Send as a socket does, waking the sandbox."""
         self._sent()
-        return super().send(data, flags)
+        return super().send(data, flags | socket.MSG_NOSIGNAL)
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
         """Send all as a socket does, waking the sandbox."""
         self._sent()
-        super().sendall(data, flags)
+        super().sendall(data, flags | socket.MSG_NOSIGNAL)
 
     def sendmsg(self, buffers: Any, *arguments: Any) -> int:
         """Send buffers as a socket does, waking the sandbox."""

@@ -113,7 +113,10 @@ def test_an_exception_keeps_its_type_and_traceback(engine: str) -> None:
 
 def test_an_exception_that_cannot_be_carried_over() -> None:
     class Odd(Exception):
+        lock = None  # which makes the class one that cannot be pickled, once there is one
+
         def __init__(self, a: int, b: int) -> None:
+            Odd.lock = threading.Lock()  # type: ignore[assignment]
             super().__init__("odd")
 
     class Env(Faulty):

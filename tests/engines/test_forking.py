@@ -6,6 +6,8 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -269,6 +271,66 @@ def test_open_files_have_their_own_offset(tmp_path: Path) -> None:
     assert envs.call("read", 3) == (b"567",) * 3
     assert (tmp_path / "log").read_bytes() == b"x" * 6
     envs.close()
+
+
+def test_files_without_a_name_have_their_own_offset_too(tmp_path: Path) -> None:
+    """A temporary file never had one; others were deleted since, or opened with flags that no second opening takes."""
+
+    class Reader(Loaded):
+        def __init__(self) -> None:
+            super().__init__()
+            self.files = [
+                tempfile.TemporaryFile(buffering=0),
+                tempfile.TemporaryFile(buffering=0, dir="/dev/shm" if os.path.isdir("/dev/shm") else None),
+                tempfile.NamedTemporaryFile(buffering=0),
+                open(tmp_path / "deleted", "w+b", buffering=0),
+                open(
+                    os.open(tmp_path / "kept", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW), "w+b", buffering=0
+                ),
+                tempfile.TemporaryFile(),
+                tempfile.TemporaryFile("w+"),
+            ]
+            (tmp_path / "deleted").unlink()
+            for file in self.files[:5]:
+                file.write(b"0123456789")
+                file.seek(2)
+            self.files[5].write(b"0123456789" * 10000)
+            self.files[6].write("0123456789" * 10000)
+            for file in self.files[5:]:
+                file.seek(2)
+
+        def read(self, count: int) -> str:
+            parts = [file.read(count) for file in self.files]
+            return "".join(part if isinstance(part, str) else part.decode() for part in parts)
+
+    envs = ForkedVectorEnv(Reader, num_envs=3)
+    envs.reset()
+    assert envs.call("read", 3) == ("234" * 7,) * 3
+    assert envs.call("read", 3) == ("567" * 7,) * 3
+    envs.branch(0, [1])
+    assert envs.call("read", 2) == ("89" * 5 + "89" * 2,) * 3
+    envs.reset()
+    assert envs.call("read", 3) == ("234" * 7,) * 3
+    envs.close()
+
+
+def test_files_that_cannot_be_opened_again_are_named(tmp_path: Path) -> None:
+    text = """
+        import ctypes, os, sys
+        from prized_gym.engines.local import forking
+        fd = os.open("mine", os.O_RDWR | os.O_CREAT)
+        os.chmod("mine", 0)
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+            ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # may look at its own descriptors all the same
+        warned = set()
+        for _ in range(2):
+            forking.warn_of_shared_offsets(forking.regular_files(()), warned)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(text)]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert f"- {tmp_path / 'mine'} (descriptor 3): Permission denied" in result.stderr
+    assert "share one position" in result.stderr and result.stderr.count("mine") == 1
 
 
 def test_descriptors_of_the_user_survive_and_ours_do_not_leak() -> None:

@@ -148,19 +148,17 @@ def test_what_cannot_travel_is_named(field: str, message: str) -> None:
         Recipe(**{"sources": (Small,), field: values.get(field, held)}).dumps()
 
 
-def test_what_the_trainer_registered_travels_and_what_gymnasium_did_does_not(registered: str) -> None:
+def test_what_the_trainer_registered_travels(registered: str) -> None:
     there = cloudpickle.loads(Recipe((Small,)).dumps())
-    assert registered in there.registered
-    assert not any(name.startswith("CartPole") for name in there.registered)
-    assert "prized_gym/Forked-v0" not in there.registered
     assert cloudpickle.loads(there.registered[registered]).max_episode_steps == 7
 
 
-def test_a_registration_that_cannot_travel_is_left_out() -> None:
+def test_a_registration_that_cannot_travel_says_why() -> None:
     lock = threading.Lock()
     gym.register("test_recipe/Locked-v0", lambda: lock)
     try:
-        assert "test_recipe/Locked-v0" not in cloudpickle.loads(Recipe((Small,)).dumps()).registered
+        registered = cloudpickle.loads(Recipe((Small,)).dumps()).registered
+        assert registered["test_recipe/Locked-v0"].startswith("TypeError: cannot pickle")
     finally:
         del gym.registry["test_recipe/Locked-v0"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import sys
@@ -39,6 +40,11 @@ class LocalEngine(Engine):
     @classmethod
     def build(cls, recipe: Recipe, options: Mapping[str, Any], timeout: float | None, progress: bool) -> BaseHandle:
         cls.check()
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise SetupError(
+                "this process is a worker of multiprocessing that imports the script before it begins its work, and the "
+                'script sets up a base: where workers are spawned, put what is not for them below `if __name__ == "__main__"`'
+            )
         # Imported where it is known to work: not every system has what a base process needs.
         from prized_gym.engines.local.engine import LocalBase
 

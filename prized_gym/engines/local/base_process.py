@@ -54,7 +54,8 @@ def main(control: socket.socket, context: dict[str, Any]) -> None:
     by_value.install_main(context["main"])
     # A pipe is block-buffered; what a slow set-up prints should be seen while it runs.
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        # As the trainer reads it, whatever PYTHONIOENCODING says.
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     try:
         setup: Setup = pickle.loads(framing.receive(control))
         try:
@@ -145,6 +146,7 @@ class BaseProcess:
         # As they were described to the trainer: a reset may replace the environment's own.
         self._spaces = (copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space))
         self._settled = False
+        self._files_warned: set[str] = set()
         self._generators = Generators()
         self._first: list[tuple[Any, dict[str, Any]]] | None = None
         self._own_children: set[int] = set()
@@ -205,9 +207,21 @@ class BaseProcess:
         fds: list[int] = []
         request = pickle.loads(framing.receive(self._control, fds))
         if isinstance(request, ResetRequest):
-            framing.send(self._control, pickle.dumps(self._reset(request.seed)))
+            self._answer_reset(request.seed, fds)
             return None
         return self._join_fleet(request, fds)
+
+    def _answer_reset(self, seed: int | None, fds: list[int]) -> None:
+        if not fds:
+            # The trainer finds its socket closed.
+            sys.stderr.write(_too_many_files() + "\n")
+            return
+        with socket.socket(fileno=fds[0]) as sock:
+            try:
+                framing.send(sock, pickle.dumps(self._reset(seed)))
+            except framing.Hangup:
+                # It was interrupted, and does not wait any more.
+                pass
 
     def _reset(self, seed: int | None) -> Failed | None:
         if self._first is None:
@@ -297,6 +311,7 @@ class BaseProcess:
             ours = self._private_fds()
             files = forking.regular_files({*ours, *fds})
             pipes = ownership.open_pipes({*ours, *fds}) if self._setup.close_copies == "own" else []
+            forking.warn_of_shared_offsets(files, self._files_warned)
             processes.flush_output()
             for number, (index, copy_number) in enumerate(request.copies.items()):
                 sock_fd, err_fd = fds[2 * number : 2 * number + 2]

@@ -9,13 +9,14 @@ import threading
 import weakref
 from collections.abc import Mapping
 
+from prized_gym.engines.local import processes
 from prized_gym.engines.local.fleet import LocalFleet
 from prized_gym.engines.local.link import BaseLink
 from prized_gym.engines.local.messages import ResetRequest, Setup
 from prized_gym.engines.local.running import RunningBase
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
-from prized_gym.errors import BaseDiedError
+from prized_gym.errors import BaseDiedError, PrizedGymError
 from prized_gym.interface.engine import BaseHandle
 from prized_gym.interface.fleet import UNLIMITED, TimeLimits
 from prized_gym.recipe import Recipe
@@ -89,7 +90,10 @@ class LocalBase(BaseHandle):
 
     def fleet(self, size: int, limits: TimeLimits = UNLIMITED, labels: Mapping[str, str] | None = None) -> LocalFleet:
         self.revive()
-        fleet = LocalFleet(size, self, self.description, limits, self._pin, self._close_timeout)
+        try:
+            fleet = LocalFleet(size, self, self.description, limits, self._pin, self._close_timeout)
+        except OSError as error:
+            raise PrizedGymError(f"a fleet of {size} copies could not be made: {processes.explain(error)}") from error
         self._fleets.add(fleet)
         return fleet
 

@@ -96,14 +96,26 @@ def fork() -> int:
         return os.fork()
 
 
+_KEPT_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_SYNC | getattr(os, "O_DIRECT", 0)
+"""What an open file keeps of the flags it was opened with; others, like ``O_TMPFILE`` or ``O_NOFOLLOW``, say what to open."""
+
+
 @dataclass
 class OpenFile:
-    """A regular file the base holds open."""
+    """A regular file the base holds open; perhaps one without a name, such as ``tempfile.TemporaryFile``."""
 
     fd: int
     flags: int
     close_on_exec: bool
     path: str
+
+    def open_anew(self) -> int:
+        """A descriptor of the same file, deleted or not, with an offset of its own.
+
+        Raises:
+            OSError: it cannot be opened again.
+        """
+        return os.open(f"/proc/self/fd/{self.fd}", self.flags & _KEPT_FLAGS | os.O_CLOEXEC)
 
 
 def regular_files(ours: Iterable[int]) -> list[OpenFile]:
@@ -130,6 +142,33 @@ def regular_files(ours: Iterable[int]) -> list[OpenFile]:
     return found
 
 
+def warn_of_shared_offsets(files: Iterable[OpenFile], warned: set[str]) -> None:
+    """Name, on stderr, the files that copies cannot open anew: all of them share one offset there.
+
+    Args:
+        files: what :func:`regular_files` found.
+        warned: the paths that were named before; those named here are added.
+    """
+    found: list[str] = []
+    for file in files:
+        # Nothing is read through a descriptor that stands for a path only.
+        if file.path in warned or file.flags & getattr(os, "O_PATH", 0):
+            continue
+        try:
+            os.close(file.open_anew())
+        except OSError as error:
+            warned.add(file.path)
+            found.append(f"- {file.path} (descriptor {file.fd}): {error.strerror}")
+    if found:
+        sys.stderr.write(
+            "prized_gym: these files are open in the base and cannot be opened again, so that its copies share one position "
+            "in each of them, and one copy's reading moves it for all. Open them in `on_fork`, or read with os.pread:\n"
+            + "\n".join(found)
+            + "\n"
+        )
+        sys.stderr.flush()
+
+
 def reopen(files: Iterable[OpenFile], moved: tuple[str, str] | None = None) -> None:
     """Give this copy an offset of its own in each file; forks share one otherwise.
 
@@ -142,13 +181,12 @@ def reopen(files: Iterable[OpenFile], moved: tuple[str, str] | None = None) -> N
     for file in files:
         with contextlib.suppress(OSError):
             offset = os.lseek(file.fd, 0, os.SEEK_CUR)
-            flags = file.flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
             new = None
             if before and file.path.startswith(before):
                 with contextlib.suppress(OSError):
-                    new = os.open(after + file.path[len(before) :], flags)
+                    new = os.open(after + file.path[len(before) :], file.flags & _KEPT_FLAGS)
             if new is None:
-                new = os.open(f"/proc/self/fd/{file.fd}", flags)
+                new = file.open_anew()
             os.lseek(new, offset, os.SEEK_SET)
             os.dup2(new, file.fd, inheritable=not file.close_on_exec)
             os.close(new)

@@ -14,9 +14,12 @@ import time
 from typing import Any
 
 from prized_gym import by_value
+from prized_gym.engines.local import processes
 from prized_gym.errors import PrizedGymError
 
 HEADER = struct.Struct("<Q")
+_QUIETLY = getattr(socket, "MSG_NOSIGNAL", 0)
+"""A program that has given SIGPIPE its default back is not ended by a copy that has died."""
 MAX_FDS = 240
 """Linux carries at most 253 descriptors in one message."""
 
@@ -40,6 +43,18 @@ def dumps(obj: Any, known: set[str] | None = None) -> bytes:
     return data if known is None or not by_value.concerns(data) else by_value.dumps(obj, known)
 
 
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets.
+
+    Raises:
+        PrizedGymError: this process may not have that many files open.
+    """
+    try:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise PrizedGymError(f"no socket to the base process could be made: {processes.explain(error)}") from error
+
+
 def send(sock: socket.socket, payload: bytes, fds: list[int] | None = None) -> None:
     """Send one message and up to ``MAX_FDS`` descriptors with it.
 
@@ -51,11 +66,11 @@ def send(sock: socket.socket, payload: bytes, fds: list[int] | None = None) -> N
     try:
         if fds:
             # In one call: an interrupt must not leave the receiver with descriptors and half a message.
-            sent = socket.send_fds(sock, [data], fds)
+            sent = socket.send_fds(sock, [data], fds, _QUIETLY)
             if sent < len(data):
-                sock.sendall(data[sent:])
+                sock.sendall(data[sent:], _QUIETLY)
         else:
-            sock.sendall(data)
+            sock.sendall(data, _QUIETLY)
     except (BrokenPipeError, ConnectionResetError) as error:
         raise Hangup(str(error)) from error
 

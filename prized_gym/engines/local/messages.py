@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
 from dataclasses import dataclass, field
@@ -56,7 +57,10 @@ class FleetRequest:
 
 @dataclass
 class ResetRequest:
-    """Reset the environments in the base, once, for copies to start from. Answered by :class:`Failed` or None."""
+    """Reset the environments in the base, once, for copies to start from.
+
+    Answered by :class:`Failed` or None, on a socket that travels along.
+    """
 
     seed: int | None
 
@@ -161,12 +165,77 @@ def describe_exception(error: BaseException) -> Raised:
 
 
 def dump_exception(error: BaseException) -> bytes | None:
-    """Pickle an exception if it comes back whole, else None."""
-    try:
+    """Pickle an exception so that it comes back whole: of its class, with its arguments and attributes; None if it cannot.
+
+    Pickle rebuilds an exception by calling its class with its ``args``, which many classes do not take back: one whose
+    ``__init__`` makes a message of what it is given. Such a one is rebuilt without that call.
+    """
+    with contextlib.suppress(Exception):
         data = framing.dumps(error)
-        return data if type(pickle.loads(data)).__name__ == type(error).__name__ else None
+        back = pickle.loads(data)
+        if _same_class(back, error) and str(back) == str(error):
+            return data
+    with contextlib.suppress(Exception):
+        data = framing.dumps(_parts(error))
+        if _same_class(pickle.loads(data), error):
+            return data
+    return None
+
+
+def _same_class(back: Any, error: BaseException) -> bool:
+    return type(back).__name__ == type(error).__name__
+
+
+def _parts(error: BaseException) -> _Parts:
+    reduced: Any = BaseException.__reduce__(error)
+    with contextlib.suppress(Exception):
+        # Some classes add what is no attribute of the instance.
+        reduced = error.__reduce__()
+    given = reduced[2] if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict) else {}
+    attributes = {name: value for name, value in {**vars(error), **given}.items() if _can_be_pickled(value)}
+    return _Parts(type(error), tuple(_portable(each) for each in error.args), attributes)
+
+
+def _portable(value: Any) -> Any:
+    if isinstance(value, BaseException):
+        return _parts(value)
+    if isinstance(value, (list, tuple)) and any(isinstance(each, BaseException) for each in value):
+        # The exceptions of a group.
+        return [_portable(each) for each in value]
+    return value if _can_be_pickled(value) else repr(value)
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        pickle.loads(framing.dumps(value))
     except Exception:
-        return None
+        return False
+    return True
+
+
+_HEAP_TYPE = 1 << 9
+"""Flag of a class: made while the program runs, as those written in Python are."""
+
+
+class _Parts:
+    """What an exception consists of; pickled in its place, it comes back as that exception."""
+
+    def __init__(self, kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> None:
+        self._given = (kind, args, attributes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _assemble, self._given
+
+
+def _assemble(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    # Those of a class written in C: one written in Python may want other arguments.
+    base: Any = next(each for each in kind.__mro__ if not each.__flags__ & _HEAP_TYPE)
+    error: BaseException = base.__new__(kind, *args)
+    with contextlib.suppress(TypeError):
+        base.__init__(error, *args)
+    error.args = args
+    error.__setstate__(attributes)
+    return error
 
 
 def load_exception(data: bytes | None) -> BaseException | None:

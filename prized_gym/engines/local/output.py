@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import ctypes
+import functools
 import os
 import selectors
 import sys
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 TAIL_BYTES = 4096
 
@@ -58,33 +63,61 @@ class Stream:
 
 
 class Pump:
-    """One daemon thread that reads all streams; it sleeps while nothing is written."""
+    """One daemon thread that reads all streams; it sleeps while nothing is written.
+
+    There is none while this process forks (a DataLoader, a pool): a fork of a process with threads may deadlock, which Python
+    warns of from 3.12 on. It is started again straight after.
+    """
 
     def __init__(self) -> None:
+        self.resume = _pending_call(self._start)
+        """Have the thread started again as soon as a fork is complete, in this process."""
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Begin anew: in a fork of this process, whose streams are not the fork's."""
         self._lock = threading.RLock()
         self._streams: dict[int, Stream] = {}
         self._selector: selectors.BaseSelector | None = None
-        self._pid = -1
+        self._thread: threading.Thread | None = None
+        self._wake_read = self._wake_write = -1
+        self._pid = os.getpid()
 
-    def forget_all(self) -> None:
-        """Begin anew, in a fork of this process."""
-        self._lock = threading.RLock()
-        self._streams = {}
+    def pause(self) -> None:
+        """End the thread, until :meth:`resume`: this process is about to fork."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return
+        os.write(self._wake_write, b"x")
+        # Not for ever: it may be writing to a stdout of the user's own that waits for the thread which forks.
+        thread.join(1.0)
+        if not thread.is_alive():
+            self._thread = None
+            _await_end(thread)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is not None or self._selector is None or not self._streams:
+                return
+            thread = threading.Thread(target=self._run, args=(self._selector,), name="prized_gym-output", daemon=True)
+            # Where the system refuses one, the next stream tries again; until then reading is left to :meth:`drain`.
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
 
     def add(self, stream: Stream) -> None:
-        """Read a stream from now on, until it ends or is removed."""
         with self._lock:
             if self._pid != os.getpid():
-                # The first stream of this process, or of a fork of one that had streams: those are not this process's.
-                self._streams = {}
+                # A fork that Python knows nothing of.
+                self.forget_all()
+            if self._selector is None:
                 self._selector = selectors.DefaultSelector()
-                self._pid = os.getpid()
-                threading.Thread(
-                    target=self._run, args=(self._selector,), name="prized_gym-output", daemon=True
-                ).start()
-            assert self._selector is not None
+                self._wake_read, self._wake_write = os.pipe()
+                os.set_blocking(self._wake_read, False)
+                self._selector.register(self._wake_read, selectors.EVENT_READ)
             self._streams[stream.fd] = stream
             self._selector.register(stream.fd, selectors.EVENT_READ)
+            self._start()
 
     def remove(self, stream: Stream) -> None:
         """Read what a stream still holds, and close it."""
@@ -102,10 +135,14 @@ class Pump:
         with self._lock:
             if self._streams.get(stream.fd) is stream:
                 self._read(stream)
+                self._start()
 
     def _run(self, selector: selectors.BaseSelector) -> None:
         while True:
             for key, _ in selector.select():
+                if key.fd == self._wake_read:
+                    os.read(key.fd, 1)
+                    return
                 with self._lock:
                     stream = self._streams.get(key.fd)
                     if stream is not None:
@@ -138,13 +175,44 @@ def _emit(name: str, text: str) -> None:
         return
     # Whatever the user has put in the place of stdout must not end the thread that empties the pipes.
     with contextlib.suppress(Exception):
-        target.write(text)
+        try:
+            target.write(text)
+        except UnicodeEncodeError:
+            # Under another PYTHONIOENCODING or locale: better a few escapes than nothing.
+            encoding = getattr(target, "encoding", None) or "ascii"
+            target.write(text.encode(encoding, "backslashreplace").decode(encoding))
         flush = getattr(target, "flush", None)
         if callable(flush):
             flush()
 
 
+def _await_end(thread: threading.Thread) -> None:
+    """Python lets go of a thread a moment before the system does, which counts them too."""
+    place, deadline = f"/proc/self/task/{thread.native_id}", time.monotonic() + 0.1
+    while os.path.exists(place) and time.monotonic() < deadline:
+        time.sleep(0)
+
+
+def _pending_call(function: Callable[[], None]) -> Callable[[], None]:
+    """A callable that has ``function`` called by the interpreter, once what it is doing at the time is complete.
+
+    The hook that Python runs after a fork is a part of that fork: a thread that it starts is still warned of. No part of the
+    callable is written in Python, whose interpreter would take the occasion at once.
+    """
+    try:
+        schedule = ctypes.pythonapi.Py_AddPendingCall
+    except AttributeError:
+        return function
+
+    def call(_: Any) -> int:
+        with contextlib.suppress(Exception):
+            function()
+        return 0
+
+    return functools.partial(schedule, ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(call), None)
+
+
 PUMP = Pump()
 if hasattr(os, "register_at_fork"):
     # A fork of the trainer may find the lock taken by a thread it does not have.
-    os.register_at_fork(after_in_child=PUMP.forget_all)
+    os.register_at_fork(before=PUMP.pause, after_in_parent=PUMP.resume, after_in_child=PUMP.forget_all)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import resource
 import signal
 import sys
 from collections import deque
@@ -91,8 +93,6 @@ def mark_of(pid: int) -> int:
 
 def raise_file_limit() -> bool:
     """Let this process have as many files open as the system permits; False if it may already."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -106,8 +106,6 @@ def raise_file_limit() -> bool:
 
 def file_limit() -> str:
     """How many files this process may have open, in words that say whose limit that is."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return f"may have {soft} files open, and its hard limit is {hard}: raise it (`ulimit -Hn`), or have fewer copies"
 
@@ -150,6 +148,13 @@ def describe_exit(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"was killed by {name}"
+
+
+def explain(error: OSError) -> str:
+    """What a system call failed of, in words, with what can be done about it."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{error} (this process {file_limit()})"
+    return str(error)
 
 
 def flush_output() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -51,40 +52,17 @@ class RunningBase:
     """
 
     def __init__(self, setup: Setup, timeout: float | None, progress: bool, close_timeout: float | None) -> None:
-        scratch = None if setup.workdir is None else tempfile.mkdtemp(prefix="prized_gym-")
         self._lock = threading.Lock()
         self._timeout = timeout
         # While it is set up there is nothing to close.
         self._close_timeout: float | None = GRACE
-        self._stdout, self._stderr = Stream("stdout"), Stream("stderr")
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        lifeline_read, self._lifeline = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    str(_SUPERVISOR),
-                    str(lifeline_read),
-                    str(theirs.fileno()),
-                    *([scratch] if scratch is not None else []),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=self._stdout.write_fd,
-                stderr=self._stderr.write_fd,
-                pass_fds=(lifeline_read, theirs.fileno()),
-                # Ctrl-C at the terminal is the trainer's alone.
-                start_new_session=True,
-                env={**os.environ, **forking.SINGLE_THREADED},
-            )
-        except BaseException:
-            os.close(self._lifeline)
-            self._forget()
-            raise
-        finally:
-            theirs.close()
-            os.close(lifeline_read)
-            self._stdout.give_away()
-            self._stderr.give_away()
+        with contextlib.ExitStack() as undo:
+            try:
+                scratch = None if setup.workdir is None else self._make_scratch(undo)
+                self._start(scratch, undo)
+            except OSError as error:
+                raise SetupError(f"the base process could not be started: {processes.explain(error)}") from error
+            undo.pop_all()
         _LIVE.add(self)
         try:
             self.description = self._set_up(replace(setup, scratch=scratch), progress)
@@ -92,6 +70,45 @@ class RunningBase:
             self.close()
             raise
         self._close_timeout = close_timeout
+
+    @staticmethod
+    def _make_scratch(undo: contextlib.ExitStack) -> str:
+        scratch = tempfile.mkdtemp(prefix="prized_gym-")
+        undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+        return scratch
+
+    def _start(self, scratch: str | None, undo: contextlib.ExitStack) -> None:
+        """Start the process; ``undo`` closes what this process has of it."""
+        self._stdout = Stream("stdout")
+        undo.callback(self._stdout.close)
+        self._stderr = Stream("stderr")
+        undo.callback(self._stderr.close)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        undo.callback(self._control.close)
+        with theirs:
+            lifeline_read, self._lifeline = os.pipe()
+            undo.callback(os.close, self._lifeline)
+            try:
+                self._process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        str(_SUPERVISOR),
+                        str(lifeline_read),
+                        str(theirs.fileno()),
+                        *([scratch] if scratch is not None else []),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._stdout.write_fd,
+                    stderr=self._stderr.write_fd,
+                    pass_fds=(lifeline_read, theirs.fileno()),
+                    # Ctrl-C at the terminal is the trainer's alone.
+                    start_new_session=True,
+                    env={**os.environ, **forking.SINGLE_THREADED},
+                )
+            finally:
+                os.close(lifeline_read)
+        self._stdout.give_away()
+        self._stderr.give_away()
 
     def _set_up(self, setup: Setup, progress: bool) -> Description:
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
@@ -154,7 +171,7 @@ class RunningBase:
         Raises:
             BaseDiedError: the base is gone.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = framing.pair()
         try:
             with self._lock:
                 fds = [theirs.fileno(), block.fd, *signals.fds]
@@ -175,11 +192,14 @@ class RunningBase:
             Exception: what ``env.reset`` raised.
         """
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        # The answer comes on a socket of its own: one that an interrupt keeps from being read is nobody else's.
+        ours, theirs = framing.pair()
         try:
-            with self._lock:
-                framing.send(self._control, pickle.dumps(ResetRequest(seed)))
-                in_time = framing.wait_readable(self._control, deadline)
-                answer = pickle.loads(framing.receive(self._control)) if in_time else None
+            with ours:
+                with theirs, self._lock:
+                    framing.send(self._control, pickle.dumps(ResetRequest(seed)), [theirs.fileno()])
+                in_time = framing.wait_readable(ours, deadline)
+                answer = pickle.loads(framing.receive(ours)) if in_time else None
         except (framing.Hangup, OSError) as error:
             raise self.died() from error
         if not in_time:
@@ -258,8 +278,15 @@ def _remote_error(failed: Failed, what: str) -> Exception:
 
 
 def _search_path() -> list[str]:
-    """``sys.path`` with relative entries spelled out: the base process may run in another directory."""
-    return [path if os.path.isabs(path) else os.path.abspath(path) for path in sys.path]
+    """``sys.path`` with relative entries spelled out: the base process may run in another directory.
+
+    Where the working directory was deleted there is nothing to be found along them.
+    """
+    found: list[str] = []
+    for path in map(os.fspath, sys.path):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(path if os.path.isabs(path) else os.path.abspath(path))
+    return found
 
 
 _LIVE: weakref.WeakSet[RunningBase] = weakref.WeakSet()

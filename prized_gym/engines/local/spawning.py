@@ -116,7 +116,7 @@ class Spawning:
             copies.lose_base()
             return False
         except OSError as error:
-            self._fail(list(first), _refused(list(first), _explain(error)))
+            self._fail(list(first), _refused(list(first), processes.explain(error)))
             return True
         try:
             for index, planned in first.items():
@@ -218,7 +218,7 @@ class Spawning:
                 elif index in copies.roster.live:
                     copies.discard(index, not_forked(index))
         except OSError as error:
-            return _explain(error)
+            return processes.explain(error)
         finally:
             try:
                 copies.link.send(Adopted(pids))
@@ -350,10 +350,6 @@ def _stream() -> Stream:
 
 def _refused(indices: Sequence[int], reason: str | None) -> PrizedGymError:
     return PrizedGymError(f"copies {list(indices)} could not be forked: {reason}")
-
-
-def _explain(error: OSError) -> str:
-    return f"{error} (this process {processes.file_limit()})" if error.errno == errno.EMFILE else str(error)
 
 
 def _hung_up(sock: socket.socket) -> bool:
