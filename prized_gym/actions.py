@@ -30,31 +30,39 @@ class ActionCheck:
         self._limits = [_limits(leaf) for leaf in self.leaves]
         self._single = self.leaves[0] if is_bare_array(self.leaves) else None
 
-    def split(self, actions: Any, count: int, ignored: Array | None = None) -> tuple[list[Array], list[list[Any]]]:
+    def split(
+        self, actions: Any, count: int, ignored: Array | None = None, copies: Sequence[int] | None = None
+    ) -> tuple[list[Array], list[list[Any]]]:
         """Split a batch into its array leaves, each ``(count, *shape)``, and its object leaves, lists of ``count`` values.
 
         Args:
             actions: ``count`` actions, batched as ``gymnasium.vector.utils.batch_space`` describes.
             count: how many actions there must be.
             ignored: a bool array of shape ``(count,)``: copies whose action will not be used, so any value does.
+            copies: whose actions they are, for messages; None: those of copies 0, 1, 2, …
 
         Raises:
             ValueError: a wrong structure, length, shape or value; the message names the copy.
             TypeError: a single value, or numbers of the wrong kind.
         """
         if self._single is not None:
-            return [self._array(0, self._single, actions, count, ignored)], []
+            return [self._array(0, self._single, actions, count, ignored, copies)], []
         arrays: list[Array] = []
         objects: list[list[Any]] = []
         for number, leaf in enumerate(self.leaves):
-            part = self._pick(leaf, actions)
+            part = self.pick(leaf, actions)
             if leaf.is_array:
-                arrays.append(self._array(number, leaf, part, count, ignored))
+                arrays.append(self._array(number, leaf, part, count, ignored, copies))
             else:
-                objects.append(_objects(leaf, part, count, ignored))
+                objects.append(_objects(leaf, part, count, ignored, copies))
         return arrays, objects
 
-    def _pick(self, leaf: Leaf, actions: Any) -> Any:
+    def pick(self, leaf: Leaf, actions: Any) -> Any:
+        """The part of a batch that has the values of one leaf.
+
+        Raises:
+            ValueError: the batch does not have the structure of the space.
+        """
         space: Any = self.space
         for key in leaf.keys:
             if isinstance(space, spaces.Dict):
@@ -71,7 +79,9 @@ class ActionCheck:
             space = space.spaces[key]
         return actions
 
-    def _array(self, number: int, leaf: Leaf, part: Any, count: int, ignored: Array | None) -> Array:
+    def _array(
+        self, number: int, leaf: Leaf, part: Any, count: int, ignored: Array | None, copies: Sequence[int] | None
+    ) -> Array:
         if type(part) is np.ndarray:
             array: Array = part
         else:
@@ -124,7 +134,7 @@ class ActionCheck:
                 # A value that will not be used may still not fit the room of its row.
                 return np.where(outside, np.asarray(low, dtype=array.dtype), array)
         raise ValueError(
-            f"actions{leaf.path}[{bad[0]}] = {array[bad[0]]!r}, for copy {bad[0]}, is not in {leaf.space}; "
+            f"actions{leaf.path}[{bad[0]}] = {array[bad[0]]!r}, for copy {_copy(bad[0], copies)}, is not in {leaf.space}; "
             "nothing was sent"
         )
 
@@ -142,7 +152,11 @@ def _limits(leaf: Leaf) -> tuple[Any, Any] | None:
     return None
 
 
-def _objects(leaf: Leaf, part: Any, count: int, ignored: Array | None) -> list[Any]:
+def _copy(row: int, copies: Sequence[int] | None) -> int:
+    return row if copies is None else copies[row]
+
+
+def _objects(leaf: Leaf, part: Any, count: int, ignored: Array | None, copies: Sequence[int] | None) -> list[Any]:
     if isinstance(part, (str, bytes)) or not hasattr(part, "__len__") or not hasattr(part, "__iter__"):
         raise ValueError(f"actions{leaf.path} must be a tuple of {count} values of {leaf.space}, got {_short(part)}")
     values = list(part)
@@ -153,7 +167,7 @@ def _objects(leaf: Leaf, part: Any, count: int, ignored: Array | None) -> list[A
     for index, value in enumerate(values if known else ()):
         if (ignored is None or not ignored[index]) and not leaf.space.contains(value):
             raise ValueError(
-                f"actions{leaf.path}[{index}] = {_short(value)}, for copy {index}, is not in {leaf.space}; "
+                f"actions{leaf.path}[{index}] = {_short(value)}, for copy {_copy(index, copies)}, is not in {leaf.space}; "
                 "nothing was sent"
             )
     return values

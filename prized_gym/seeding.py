@@ -73,7 +73,7 @@ def reseed(
         keep_seeded: leave an ``np_random`` that was seeded explicitly as it is.
         generators: what else to seed, as :class:`prized_gym.generators.Generators` finds it; None: what ``env`` leads to.
     """
-    inner = env.unwrapped
+    inner = _innermost(env)
     kept = (inner._np_random, inner._np_random_seed) if keep_seeded and inner._np_random is not None else None
     left_alone = set() if kept is None else {id(part) for part in parts(kept[0])}
     _reseed_each(reachable(env) if generators is None else generators, seed, left_alone)
@@ -166,6 +166,12 @@ def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
     yield layer
 
 
+def _innermost(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """The environment within all wrappers: its ``unwrapped`` may be anything, such as the simulator that it drives."""
+    *_, innermost = _layers(env)
+    return innermost
+
+
 def _reseed_native(env: gym.Env[Any, Any], seed: int) -> None:
     """Seed a generator outside Python that only the environment can reach: the Arcade Learning Environment's."""
     seed_game, load_game = getattr(env, "seed_game", None), getattr(env, "load_game", None)
@@ -177,7 +183,7 @@ def _reseed_native(env: gym.Env[Any, Any], seed: int) -> None:
 
 def random_state(env: gym.Env[Any, Any]) -> dict[str, Any] | None:
     """Return where ``np_random`` stands, as data, for :func:`set_random_state`; None if it was never used."""
-    inner = env.unwrapped
+    inner = _innermost(env)
     if inner._np_random is None or not hasattr(np.random, type(inner._np_random.bit_generator).__name__):
         return None
     return {"state": inner._np_random.bit_generator.state, "seed": inner._np_random_seed}
@@ -187,7 +193,8 @@ def set_random_state(env: gym.Env[Any, Any], state: dict[str, Any]) -> None:
     """Let ``np_random`` go on where another environment's stood."""
     generator = np.random.Generator(getattr(np.random, state["state"]["bit_generator"])())
     generator.bit_generator.state = state["state"]
-    env.unwrapped._np_random, env.unwrapped._np_random_seed = generator, state["seed"]
+    inner = _innermost(env)
+    inner._np_random, inner._np_random_seed = generator, state["seed"]
 
 
 def _values(layer: gym.Env[Any, Any]) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,20 +41,26 @@ class Lease:
         if self._release is not None:
             self._release()
 
+    def __del__(self) -> None:
+        # An interrupt may have come before whoever asked for it had it.
+        if not sys.is_finalizing():
+            self.release()
+
 
 class _Shared:
     """A shared base, which may still be being set up."""
 
-    def __init__(self, spec: EnvSpec, options: dict[str, Any]) -> None:
+    def __init__(self, spec: EnvSpec, options: dict[str, Any], reset: bool) -> None:
         self.spec = spec
         self.options = options
+        self.reset = reset
         self.leases: set[object] = set()
         self.base: Base | None = None
         self.building = threading.Lock()
 
-    def fits(self, spec: EnvSpec, options: dict[str, Any]) -> bool:
+    def fits(self, spec: EnvSpec, options: dict[str, Any], reset: bool) -> bool:
         usable = self.base is None or self.base.alive
-        return usable and _equal(spec, self.spec) and _equal(options, self.options)
+        return usable and reset == self.reset and _equal(spec, self.spec) and _equal(options, self.options)
 
 
 class SharedBases:
@@ -64,23 +71,27 @@ class SharedBases:
         self._lock = threading.RLock()
         self._shared: list[_Shared] = []
 
-    def acquire(self, spec: EnvSpec, options: dict[str, Any], progress: bool) -> Lease:
-        """Lease the shared base of ``spec``, set up if there is none yet; the release of the last lease closes it."""
-        with self._lock:
-            entry = next((entry for entry in self._shared if entry.fits(spec, options)), None)
-            if entry is None:
-                entry = _Shared(spec, options)
-                self._shared.append(entry)
-            token = object()
-            entry.leases.add(token)
-        # Different bases are set up at the same time; of one, the second user waits for the first.
+    def acquire(self, spec: EnvSpec, options: dict[str, Any], progress: bool, reset: bool = False) -> Lease:
+        """Lease the shared base of ``spec``, set up if there is none yet; the release of the last lease closes it.
+
+        One that is to be ``reset`` is shared only by those who want it so: the others' copies are forks of one that is not.
+        """
+        token, entry = object(), None
         try:
+            with self._lock:
+                entry = next((entry for entry in self._shared if entry.fits(spec, options, reset)), None)
+                if entry is None:
+                    entry = _Shared(spec, options, reset)
+                    self._shared.append(entry)
+                entry.leases.add(token)
+            # Different bases are set up at the same time; of one, the second user waits for the first.
             with entry.building:
                 if entry.base is None:
                     entry.base = Base(spec, progress=progress, **options)
                 return Lease(entry.base, lambda: self._leave(entry, token))
         except BaseException:
-            self._leave(entry, token)
+            if entry is not None:
+                self._leave(entry, token)
             raise
 
     def _leave(self, entry: _Shared, token: object) -> None:
@@ -104,7 +115,7 @@ def _equal(a: Any, b: Any) -> bool:
 SHARED = SharedBases()
 
 
-def find_base(env: Any, num_envs: int | None, progress: bool, given: Mapping[str, Any]) -> Lease:
+def find_base(env: Any, num_envs: int | None, progress: bool, given: Mapping[str, Any], reset: bool = False) -> Lease:
     """Lease the base that a vector environment forks.
 
     A base that the user passed is never closed by a release, one that is shared by the last, one of the vector
@@ -115,6 +126,7 @@ def find_base(env: Any, num_envs: int | None, progress: bool, given: Mapping[str
         num_envs: how many copies it was asked for.
         progress: show a progress bar.
         given: options of :class:`Base` and of the engine; None for one that was not given.
+        reset: the environment is to be reset in the base.
 
     Raises:
         TypeError, ValueError: an option that does not exist, or does not fit the others.
@@ -141,7 +153,7 @@ def find_base(env: Any, num_envs: int | None, progress: bool, given: Mapping[str
         raise ValueError(f"num_envs={num_envs}, but env is a sequence of {len(source)} callables")
     if isinstance(source, EnvSpec):
         filled = {**_DEFAULTS, **chosen, **check_options(engine, engine_options, "ForkedVectorEnv")}
-        return SHARED.acquire(source, filled, progress)
+        return SHARED.acquire(source, filled, progress, reset)
     return _owned(Base(env, progress=progress, **chosen, **engine_options))
 
 

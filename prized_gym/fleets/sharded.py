@@ -61,6 +61,10 @@ class ShardedFleet(Fleet):
         self._unmade: dict[int, Failure] = {}
         self._inbox = Inbox()
 
+    @property
+    def whole(self) -> bool:
+        return all(shard.fleet.whole for shard in self._shards)
+
     # Making copies
 
     def fork(self, first: Mapping[int, Command]) -> None:
@@ -127,6 +131,10 @@ class ShardedFleet(Fleet):
     def command(self, commands: Mapping[int, Command]) -> None:
         for shard, indices in self._by_shard(self._made(list(commands))):
             shard.fleet.command({index - shard.first: commands[index] for index in indices})
+
+    def check_command(self, command: Command) -> None:
+        for shard in self._shards:
+            shard.fleet.check_command(command)
 
     def _made(self, indices: Sequence[int]) -> list[int]:
         """Those of ``indices`` that can begin something; the others have failed at it at once."""

@@ -56,9 +56,14 @@ class ThrottledFleet(Fleet):
         self.observations = fleet.observations
         self.rewards, self.terminations, self.truncations = fleet.rewards, fleet.terminations, fleet.truncations
 
+    @property
+    def whole(self) -> bool:
+        return self._fleet.whole
+
     # Making copies
 
     def fork(self, first: Mapping[int, Command]) -> None:
+        self._check_commands(first)
         for index in set(first).intersection(self.busy):
             # Whatever it is doing, nobody waits for it any more.
             self.end(index)
@@ -85,8 +90,17 @@ class ThrottledFleet(Fleet):
         self._feed()
 
     def command(self, commands: Mapping[int, Command]) -> None:
+        self._check_commands(commands)
         self._queue.extend(_Queued(index, command=command) for index, command in commands.items())
         self._feed()
+
+    def _check_commands(self, commands: Mapping[int, Command]) -> None:
+        # Refused before anything has begun: a queue has no way back.
+        for command in commands.values():
+            self.check_command(command)
+
+    def check_command(self, command: Command) -> None:
+        self._fleet.check_command(command)
 
     def wait(self, count: int | None = None, timeout: float | None = None) -> Finished:
         deadline = None if timeout is None else time.monotonic() + timeout

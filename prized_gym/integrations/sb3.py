@@ -103,12 +103,6 @@ class ForkedVecEnv(VecEnv):
         Returns:
             The observations: an array of shape ``(num_envs, *shape)``, or a dict or tuple of such.
         """
-        if self._core.stepping:
-            try:
-                self._core.step_wait()
-            except Exception:
-                # Whatever the step that is dropped died of, the reset makes good.
-                pass
         if len(self._options) != self.num_envs:
             raise ValueError(f"set_options() was given {len(self._options)} dictionaries for {self.num_envs} copies")
         observations, infos = self._core.reset_each(self._seeds, [options or None for options in self._options])

@@ -99,6 +99,11 @@ class Fleet(ABC):
     terminations: npt.NDArray[np.bool_]
     truncations: npt.NDArray[np.bool_]
 
+    @property
+    def whole(self) -> bool:
+        """False once an interrupt has come while the fleet was changing something: then it can only be closed."""
+        return True
+
     # Making copies
 
     @abstractmethod
@@ -147,6 +152,9 @@ class Fleet(ABC):
     @abstractmethod
     def command(self, commands: Mapping[int, Command]) -> None:
         """Begin a command in each of the copies named, which must be idle."""
+
+    def check_command(self, command: Command) -> None:  # noqa: B027
+        """Refuse a command that cannot be sent to a copy, with what sending it would raise."""
 
     @abstractmethod
     def wait(self, count: int | None = None, timeout: float | None = None) -> Finished:

@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import itertools
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from prized_gym import background
 from prized_gym.actions import ActionCheck
-from prized_gym.batch import ActionBuffer, AnySpace, assemble
+from prized_gym.batch import AnySpace, assemble
 from prized_gym.errors import PrizedGymError
 
 
@@ -179,6 +181,22 @@ class NoActionError(PrizedGymError, ValueError):
     """What a policy returned is no action."""
 
 
+@dataclass
+class Actions:
+    """What a policy answered for some copies.
+
+    Attributes:
+        arrays, objects: the leaves of a batch of actions, as for :meth:`prized_gym.interface.fleet.Fleet.step_some`.
+        rows: which copies' they are, as positions among those that were asked for.
+        refused: by position, what is wrong with each of the others.
+    """
+
+    arrays: list[Any]
+    objects: list[list[Any]]
+    rows: list[int]
+    refused: dict[int, NoActionError] = field(default_factory=dict)
+
+
 class Policy:
     """A policy, and how one copy's action is read from what it returns.
 
@@ -196,28 +214,51 @@ class Policy:
         self.is_async = is_async(function)
         self._observation_space = observation_space
         self._check = ActionCheck(action_space)
-        self._joint = ActionBuffer(action_space, 1)
 
     def stack(self, observations: Sequence[Any]) -> Any:
         """Single observations as a batch."""
         space: Any = self._observation_space
         return concatenate(space, observations, cast("Any", create_empty_array(space, n=len(observations))))
 
-    def split(self, answer: Any, count: int) -> tuple[list[Any], list[list[Any]]]:
-        """What the policy returned for ``count`` observations, as the leaves of a batch of actions.
+    def split(self, answer: Any, copies: Sequence[int]) -> Actions:
+        """What the policy returned for the observations of ``copies``, as the leaves of a batch of actions.
 
         Raises:
-            NoActionError: it is no such batch, or an action is outside its space.
+            NoActionError: it is no such batch, or every action is outside its space.
         """
+        count = len(copies)
         try:
-            return self._check.split(answer if self.batched else self._batch_of(answer), count)
+            actions = answer if self.batched else self._batch_of(answer)
+            return Actions(*self._check.split(actions, count, copies=copies), list(range(count)))
         except Exception as error:
-            raise NoActionError(f"returned {answer!r:.200}: {error}") from error
+            refusal = NoActionError(f"returned {answer!r:.200}: {error}")
+            good = self._split_each(answer, copies) if self.batched and count > 1 else None
+            if good is None or not good.rows:
+                raise refusal from error
+            return good
 
-    def single(self, leaves: tuple[list[Any], list[list[Any]]], number: int) -> Any:
-        """Action ``number`` of what :meth:`split` gave."""
-        arrays, objects = leaves
-        return self._joint.join([array[number].copy()[()] for array in arrays], [column[number] for column in objects])
+    def _split_each(self, answer: Any, copies: Sequence[int]) -> Actions | None:
+        """The actions of a batch one by one, those that are none refused; None if it is no batch of ``len(copies)``."""
+        found: list[tuple[list[Any], list[list[Any]]]] = []
+        good = Actions([], [], [])
+        try:
+            parts = [self._check.pick(leaf, answer) for leaf in self._check.leaves]
+            if any(len(part) != len(copies) for part in parts):
+                return None
+        except Exception:
+            return None
+        for row, copy in enumerate(copies):
+            one = assemble(self._check.space, [part[row : row + 1] for part in parts])
+            try:
+                found.append(self._check.split(one, 1, copies=[copy]))
+                good.rows.append(row)
+            except Exception as error:
+                good.refused[row] = NoActionError(f"returned {one!r:.200} for copy {copy}: {error}")
+        if found:
+            good.arrays = [np.concatenate(column) for column in zip(*(arrays for arrays, _ in found), strict=True)]
+            columns = zip(*(objects for _, objects in found), strict=True)
+            good.objects = [list(itertools.chain(*column)) for column in columns]
+        return good
 
     def _batch_of(self, action: Any) -> Any:
         try:

@@ -215,22 +215,23 @@ class PolicyRunner:
         indices: list[int] = []
         parts: list[tuple[list[Any], list[list[Any]]]] = []
         for each in answered:
-            count = len(each.asked)
-            valid = [number for number, (index, one) in enumerate(each.asked) if self._playing.get(index) is one]
             try:
-                arrays, objects = self._policy.split(each.result(), count)
+                given = self._policy.split(each.result(), [index for index, _ in each.asked])
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                why = raised("the policy", error)
-                for number in valid:
-                    index = each.asked[number][0]
-                    self._end(index, failure=f"copy {index} ({self._live.where(index)}): {why}")
+                for one in each.asked:
+                    self._refuse(*one, error)
                 continue
-            if len(valid) < count:
+            for number, refusal in given.refused.items():
+                self._refuse(*each.asked[number], refusal)
+            asked = [each.asked[row] for row in given.rows]
+            valid = [number for number, (index, one) in enumerate(asked) if self._playing.get(index) is one]
+            arrays, objects = given.arrays, given.objects
+            if len(valid) < len(asked):
                 arrays = [array[valid] for array in arrays]
                 objects = [[column[number] for number in valid] for column in objects]
-            indices += [each.asked[number][0] for number in valid]
+            indices += [asked[number][0] for number in valid]
             parts.append((arrays, objects))
         if not indices:
             return
@@ -241,6 +242,11 @@ class PolicyRunner:
         for index in indices:
             self._playing[index].phase = "stepping"
         self._live.step_some(indices, arrays, objects, bytes([ops.STEP]) * len(indices))
+
+    def _refuse(self, index: int, playing: Playing, error: BaseException) -> None:
+        """The policy has no action for a copy; if that rollout is still played, it has failed."""
+        if self._playing.get(index) is playing:
+            self._end(index, failure=f"copy {index} ({self._live.where(index)}): {raised('the policy', error)}")
 
     # Waiting
 

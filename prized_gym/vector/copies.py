@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.error import ResetNeeded
 
+from prized_gym.errors import EpisodeOverError
 from prized_gym.interface.failure import Failure
 from prized_gym.interface.fleet import Usage
 from prized_gym.seeding import SeedStream, fresh_entropy
 from prized_gym.vector.history import EpisodeLog
+
+RANDOM_ATTRIBUTES = frozenset(("np_random", "_np_random", "np_random_seed", "_np_random_seed"))
+"""Attributes that are a random state."""
 
 _PROVEN = 1000
 """Steps an episode must run for its failure not to count as one in a row with the failure before it."""
@@ -52,6 +58,28 @@ class CopyState:
     must_fork: bool = False
     early: EarlyEpisode | None = None
 
+    def set_attribute(self, name: str, value: Any, live: bool) -> None:
+        """An attribute was set in the copy if it is ``live``, and is to be set in new forks.
+
+        A random state is no attribute in this: it is given to one episode, which then draws from it, and the next goes on
+        where that one stopped.
+        """
+        if name not in RANDOM_ATTRIBUTES or not live or self.untouched:
+            self.attributes[name] = value
+
+    @property
+    def has_random_state(self) -> bool:
+        """Whether the next episode was given a random state."""
+        return not RANDOM_ATTRIBUTES.isdisjoint(self.attributes)
+
+    def begin(self) -> None:
+        """An episode has begun."""
+        self.was_reset = True
+        self.untouched = False
+        self.early = None
+        for name in RANDOM_ATTRIBUTES.intersection(self.attributes):
+            del self.attributes[name]
+
 
 class Copies:
     """The copies of one vector environment, and their episodes.
@@ -79,16 +107,28 @@ class Copies:
     def __getitem__(self, index: int) -> CopyState:
         return self.states[index]
 
+    def check_reset(self, indices: Sequence[int]) -> None:
+        """Refuse to step copies of which one was never reset."""
+        for index in indices:
+            if not self.states[index].was_reset:
+                raise ResetNeeded(f"Cannot step copy {index} before resetting it: call reset() first")
+
+    def refuse_over(self, indices: Sequence[int]) -> None:
+        """Refuse to step copies of which one waits for a reset by the caller."""
+        over = [index for index in indices if self.done[index]]
+        if over:
+            raise EpisodeOverError(
+                f"the episodes of copies {over} are over and autoreset is disabled: reset them with "
+                "reset(options={'reset_mask': mask}) before stepping them"
+            )
+
     def reseed(self, index: int, seed: int) -> None:
         """Let the unseeded episodes of a copy follow from ``seed``."""
         self.states[index].seeds = SeedStream(seed, index, self.count)
 
     def begin(self, index: int, seed: int | None) -> None:
         """An episode of a copy begins."""
-        state = self.states[index]
-        state.was_reset = True
-        state.untouched = False
-        state.early = None
+        self.states[index].begin()
         self.done[index] = False
         self.log.begin(index, seed)
 

@@ -14,7 +14,6 @@ from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from prized_gym.actions import ActionCheck
 from prized_gym.arguments import Seed, seed_list, take_mask
 from prized_gym.base import Base
-from prized_gym.errors import EpisodeOverError
 from prized_gym.fleets.throttled import ThrottledFleet
 from prized_gym.interface.commands import Call, Reseed, SetAttr
 from prized_gym.interface.fleet import Fleet
@@ -30,6 +29,9 @@ Received: TypeAlias = (
 )
 
 _CLOSE_TIMEOUT = 5.0
+_PATIENCE = 1.0
+"""Seconds that what a reset abandons may take to finish before its copies are ended."""
+
 _PLAIN_STEP = PendingStep({})
 """One that no episode begins with."""
 
@@ -73,31 +75,67 @@ class VectorCore:
         """The copies themselves."""
         return self._live.get()
 
-    @property
-    def stepping(self) -> bool:
-        """Whether a step has begun that is to be waited for."""
-        return isinstance(self._gate.pending, PendingStep)
-
     # Reset
 
     def reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Any, Infos]:
-        """Reset copies, as ``ForkedVectorEnv.reset`` does; observations of all, infos of those that were reset."""
+        """Reset copies, as ``ForkedVectorEnv.reset`` does; observations of all, infos of those that were reset.
+
+        A reset of all abandons whatever is pending: an interrupt may have come between its two halves.
+        """
+        before = self._gate.pending
         try:
-            self.reset_async(seed, options)
+            seeds = seed_list(seed, self.num_envs)
+            options, mask = take_mask(options, self.num_envs)
+            if mask is None:
+                self._begin_whole_reset(seeds, [options] * self.num_envs)
+            else:
+                self._begin_masked_reset(mask, seeds, options)
             return self.reset_wait()
         except BaseException as error:
-            self._gate.leave(error)
+            self._gate.leave(error, before)
             raise
 
     def reset_each(self, seeds: Sequence[int | None], options: Options) -> tuple[Any, Infos]:
-        """Reset every copy with a seed and options of its own; the observations, and each copy's info."""
-        self._gate.check_idle("reset_each", mends=True)
-        seeds = seed_list(seeds, self.num_envs)
+        """Reset every copy with a seed and options of its own; the observations, and each copy's info.
+
+        Whatever is pending is abandoned.
+        """
+        before = self._gate.pending
         try:
-            self._begin_reset(self.everyone, seeds, options)
+            self._begin_whole_reset(seed_list(seeds, self.num_envs), options)
             return self.reset_wait()
         except BaseException as error:
-            self._gate.leave(error)
+            self._gate.leave(error, before)
+            raise
+
+    def _begin_whole_reset(self, seeds: Sequence[int | None], options: Options) -> None:
+        gate = self._gate
+        gate.check_open()
+        self._resets.check_options(options)
+        if gate.pending is not None or gate.sent.copies:
+            self._abandon()
+        self._begin_reset(self.everyone, seeds, options)
+
+    def _begin_masked_reset(
+        self, mask: npt.NDArray[np.bool_], seeds: Sequence[int | None], options: dict[str, Any] | None
+    ) -> None:
+        gate = self._gate
+        gate.check_idle("reset", mends=True)
+        # The others are to stay as they are.
+        gate.check_whole()
+        self._begin_reset(np.flatnonzero(mask).tolist(), seeds, [options] * self.num_envs)
+
+    def _abandon(self) -> None:
+        """Drop what is pending: nobody will wait for it. A copy that does not finish it soon is ended, to be forked anew."""
+        gate, live = self._gate, self._live
+        try:
+            if gate.broken is None and live.fleet is not None and live.whole:
+                # One whose step failed is in no state to be reset in place.
+                for index in live.abandon(_PATIENCE):
+                    self.copies[index].must_fork = True
+            gate.drop()
+        except BaseException as error:
+            gate.fail(error)
             raise
 
     def reset_async(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
@@ -108,25 +146,19 @@ class VectorCore:
         if mask is None:
             self._begin_reset(self.everyone, seeds, [options] * self.num_envs)
         else:
-            # The others are to stay as they are.
-            self._gate.check_whole()
-            self._begin_reset(np.flatnonzero(mask).tolist(), seeds, [options] * self.num_envs)
+            self._begin_masked_reset(mask, seeds, options)
 
     def _begin_reset(self, targets: Sequence[int], seeds: Sequence[int | None], options: Options) -> None:
-        if self._settings.from_base and any(options):
-            raise ValueError(
-                f"options={next(filter(None, options))} with reset_in='base': "
-                "the environment was reset once, in the base, without options"
-            )
-        gate = self._gate
-        if gate.broken is not None:
-            self._live.drop()
+        self._resets.check_options(options)
+        gate, live = self._gate, self._live
+        if gate.broken is not None or not live.whole:
+            live.drop()
             self.copies.dropped()
             gate.mend()
         try:
             gate.pending = self._resets.begin(targets, seeds, options)
         except BaseException as error:
-            gate.fail(error)
+            self._give_up(error)
             raise
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, Infos]:
@@ -147,11 +179,12 @@ class VectorCore:
 
     def step(self, actions: Any) -> Outcome:
         """Step every copy, as ``ForkedVectorEnv.step`` does."""
+        before = self._gate.pending
         try:
             self.step_async(actions)
             return self.step_wait()
         except BaseException as error:
-            self._gate.leave(error)
+            self._gate.leave(error, before)
             raise
 
     def step_async(self, actions: Any) -> None:
@@ -160,11 +193,11 @@ class VectorCore:
         if gate.pending is not None or gate.broken is not None or gate.sent.copies or gate.closed:
             gate.check_idle("step_async")
         if not copies.all_reset:
-            self._check_reset(self.everyone)
+            copies.check_reset(self.everyone)
         over = copies.over
         arrays, objects = self._check.split(actions, self.num_envs, copies.done if over else None)
         if over and self._disabled:
-            self._refuse_over(self.everyone)
+            copies.refuse_over(self.everyone)
         try:
             starting = self._batches.begin(self.everyone, arrays, objects)
             gate.pending = PendingStep(starting) if starting else _PLAIN_STEP
@@ -206,11 +239,11 @@ class VectorCore:
                 raise AlreadyPendingCallError(f"copy {index} was sent an action that has not been received", "send")
         if len(set(chosen)) != len(chosen):
             raise ValueError(f"indices={chosen} names a copy twice")
-        self._check_reset(chosen)
+        copies.check_reset(chosen)
         ignored = copies.done[np.asarray(chosen, dtype=np.intp)] if copies.over else None
-        arrays, objects = self._check.split(actions, len(chosen), ignored)
+        arrays, objects = self._check.split(actions, len(chosen), ignored, chosen)
         if self._disabled and copies.over:
-            self._refuse_over(chosen)
+            copies.refuse_over(chosen)
         try:
             sent.starting.update(self._batches.begin(chosen, arrays, objects))
             sent.copies.update(chosen)
@@ -234,11 +267,12 @@ class VectorCore:
 
     def step_some(self, actions: Any, indices: Sequence[int]) -> Received:
         """Step some copies, and wait for all of them; what they gave is in ascending order, which is returned last."""
+        before, sent = self._gate.pending, len(self._gate.sent.copies)
         try:
             self.send(actions, indices)
             return self.recv(len(indices))
         except BaseException as error:
-            self._gate.leave(error)
+            self._gate.leave(error, before, sent)
             raise
 
     # Branching
@@ -253,7 +287,7 @@ class VectorCore:
             self._check_index(index)
         if source in chosen or len(set(chosen)) != len(chosen):
             raise ValueError(f"branch({source}, {chosen}): the targets must be distinct and not the source")
-        self._check_reset([source])
+        copies.check_reset([source])
         if copies[source].must_fork:
             raise ResetNeeded(f"copy {source} has failed and waits for its next episode: it cannot be branched")
         if not chosen:
@@ -284,11 +318,12 @@ class VectorCore:
         self, indices: Sequence[int], name: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> tuple[Any, ...]:
         """Call a method of some copies, or get an attribute; one result for each, in the order of ``indices``."""
+        before = self._gate.pending
         try:
             self.call_async(indices, name, args, kwargs)
             return self.call_wait()
         except BaseException as error:
-            self._gate.leave(error)
+            self._gate.leave(error, before)
             raise
 
     def call_async(
@@ -326,13 +361,17 @@ class VectorCore:
         """Set an attribute of the environments of some copies, one value for each; new forks will have it too."""
         self._gate.check_idle("set_attr")
         given = dict(zip(indices, values, strict=True))
-        fleet = self._live.fleet
+        commands = {index: SetAttr({name: value}) for index, value in given.items()}
+        fleet = self._live.get()
+        for command in commands.values():
+            # What is sent with the next fork only is refused at once too.
+            fleet.check_command(command)
         live = {
-            index: SetAttr({name: value})
-            for index, value in given.items()
-            if fleet is not None and fleet.alive(index) and not self.copies[index].must_fork
+            index: command
+            for index, command in commands.items()
+            if fleet.alive(index) and not self.copies[index].must_fork
         }
-        if fleet is not None and live:
+        if live:
             try:
                 fleet.command(live)
             except BaseException as error:
@@ -346,7 +385,7 @@ class VectorCore:
             if failures:
                 raise next(iter(failures.values())).error()
         for index, value in given.items():
-            self.copies[index].attributes[name] = value
+            self.copies[index].set_attribute(name, value, index in live)
 
     # Beside episodes
 
@@ -374,7 +413,7 @@ class VectorCore:
         """End the copies: after what is pending, or with ``terminate`` at once."""
         gate = self._gate
         gate.closed = True
-        if self._live.fleet is not None and gate.pending is not None:
+        if self._live.fleet is not None and self._live.whole and gate.pending is not None:
             gym.logger.warn(f"Calling `close` while waiting for a pending call to `{gate.pending.name}` to complete.")
             if not terminate:
                 self._live.finish_within(_CLOSE_TIMEOUT if timeout is None else timeout)
@@ -384,8 +423,10 @@ class VectorCore:
 
     def _give_up(self, error: BaseException) -> None:
         """After an error in beginning something: where nothing has begun, nothing is lost."""
-        fleet = self._live.fleet
-        if isinstance(error, Exception) and (fleet is None or self._gate.sent.copies.issuperset(fleet.busy)):
+        fleet, gate = self._live.fleet, self._gate
+        if not isinstance(error, Exception) or not self._live.whole:
+            gate.fail(error)
+        elif fleet is None or gate.sent.copies.issuperset(fleet.busy):
             self._gate.pending = None
         else:
             self._gate.fail(error)
@@ -393,16 +434,3 @@ class VectorCore:
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.num_envs:
             raise ValueError(f"there is no copy {index}: num_envs={self.num_envs}")
-
-    def _check_reset(self, indices: Sequence[int]) -> None:
-        for index in indices:
-            if not self.copies[index].was_reset:
-                raise ResetNeeded(f"Cannot step copy {index} before resetting it: call reset() first")
-
-    def _refuse_over(self, indices: Sequence[int]) -> None:
-        over = [index for index in indices if self.copies.done[index]]
-        if over:
-            raise EpisodeOverError(
-                f"the episodes of copies {over} are over and autoreset is disabled: reset them with "
-                "reset(options={'reset_mask': mask}) before stepping them"
-            )

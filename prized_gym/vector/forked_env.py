@@ -55,7 +55,6 @@ class ForkedEnv(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """A new fork of the base, reset; the observation and info of its ``env.reset``."""
-        super().reset(seed=seed)
         _, infos = self._core.reset(seed, options)
         return self._core.observation(0), infos.get(0, {})
 
@@ -91,6 +90,29 @@ class ForkedEnv(gym.Env[Any, Any]):
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the environment in the copy."""
         return self._envs.call(name, *args, **kwargs)[0]
+
+    # What gymnasium.Env's np_random and np_random_seed are made of: those of the environment in the copy.
+
+    @property
+    def _np_random(self) -> np.random.Generator | None:
+        """A copy of the generator of the environment in the copy; to set it gives that one another."""
+        generator: np.random.Generator = self._envs.np_random[0]
+        return generator
+
+    @_np_random.setter
+    def _np_random(self, value: np.random.Generator | None) -> None:
+        if value is not None:
+            self._envs.set_attr("np_random", [value])
+
+    @property
+    def _np_random_seed(self) -> int | None:
+        """The seed of that generator, -1 where it is not known."""
+        return self._envs.np_random_seed[0]
+
+    @_np_random_seed.setter
+    def _np_random_seed(self, value: int | None) -> None:
+        # Set with the generator, which forgets the seed.
+        pass
 
     @property
     def base(self) -> Base:

@@ -145,7 +145,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         if num_envs is not None:
             num_envs = at_least_one("num_envs", num_envs)
         options.update(engine=engine, max_episode_steps=max_episode_steps, render_mode=render_mode)
-        self._lease = find_base(env, num_envs, progress, options)
+        self._lease = find_base(env, num_envs, progress, options, self._settings.from_base)
         self.base = self._lease.base
         self.closed = False
         try:
@@ -183,7 +183,7 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
         Raises:
             ClosedEnvironmentError: after :meth:`close`.
-            AlreadyPendingCallError: an asynchronous call is pending.
+            AlreadyPendingCallError: a reset of some, while something is pending; a reset of all abandons that.
             ValueError, TypeError: a seed or mask of the wrong form; options with ``reset_in="base"``.
         """
         observations, infos = self.core.reset(seed, options)

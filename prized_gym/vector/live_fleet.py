@@ -66,12 +66,31 @@ class LiveFleet:
             inbox.add(fleet.wait(1))
         return inbox.take(indices)
 
-    def drop(self, timeout: float | None = 0.0) -> None:
-        """End the copies, and forget what they have finished."""
-        fleet, self.fleet = self.fleet, None
+    @property
+    def whole(self) -> bool:
+        """Whether the fleet can be gone on with; True where there is none."""
+        return self.fleet is None or self.fleet.whole
+
+    def abandon(self, patience: float) -> list[int]:
+        """Forget what copies have begun; those that do not finish it within ``patience`` seconds are ended.
+
+        Returns:
+            The copies that failed.
+        """
+        fleet = self.get()
+        self.inbox.add(fleet.wait(None, patience))
+        for index in fleet.busy:
+            fleet.end(index)
+        failed = list(self.inbox.take(range(fleet.size)).failures)
         self.inbox.clear()
-        if fleet is not None:
-            fleet.close(timeout)
+        return failed
+
+    def drop(self, timeout: float | None = 0.0) -> None:
+        """End the copies, and forget what they have finished. One that was interrupted can be called again."""
+        self.inbox.clear()
+        if self.fleet is not None:
+            self.fleet.close(timeout)
+            self.fleet = None
 
     def finish_within(self, timeout: float) -> None:
         """Give copies that are busy ``timeout`` seconds to finish, and forget what they give."""

@@ -170,13 +170,24 @@ class Gate:
         what = "interrupted" if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         self.broken = f"an earlier call was {what}, and the copies are at different points: call reset() first"
 
-    def leave(self, error: BaseException) -> None:
-        """An interrupt may have come between the two halves of an operation, with nobody left to wait for the second."""
-        half = self.pending is not None or self.sent.copies
-        if half and not isinstance(error, Exception) and not self.closed:
+    def leave(self, error: BaseException, before: Pending | None, sent: int | None = None) -> None:
+        """An interrupt may have come between the two halves of an operation, with nobody left to wait for the second.
+
+        Args:
+            error: what the operation ended with.
+            before: what was pending when it began.
+            sent: for one that sends actions, how many copies were to be received then.
+        """
+        half = self.pending is not None and self.pending is not before
+        if (half or (sent is not None and len(self.sent.copies) > sent)) and not self.closed:
             self.fail(error)
+
+    def drop(self) -> None:
+        """What is pending is not waited for any more."""
+        self.pending = None
+        self.sent = Sent()
 
     def mend(self) -> None:
         """The copies are gone, and with them whatever was between them."""
         self.broken = None
-        self.sent = Sent()
+        self.drop()

@@ -44,6 +44,14 @@ class Resets:
     def __init__(self, settings: Settings, copies: Copies, live: LiveFleet) -> None:
         self._settings, self._copies, self._live = settings, copies, live
 
+    def check_options(self, options: Options) -> None:
+        """Refuse options that no copy would be reset with."""
+        if self._settings.from_base and any(options):
+            raise ValueError(
+                f"options={next(filter(None, options))} with reset_in='base': "
+                "the environment was reset once, in the base, without options"
+            )
+
     def begin(self, targets: Sequence[int], seeds: Sequence[int | None], options: Options) -> PendingReset:
         """Begin to reset the copies ``targets``; ``seeds`` and ``options`` have an entry for every copy."""
         settings, copies, fleet = self._settings, self._copies, self._live.get()
@@ -56,7 +64,7 @@ class Resets:
             if seed is not None:
                 copies.reseed(index, seed)
             exists = fleet.alive(index) and not state.must_fork
-            if exists and state.untouched:
+            if exists and state.untouched and not state.has_random_state:
                 begun[index] = own = state.seeds.next() if seed is None else seed
                 in_place[index] = Reset(seed, options[index], reseed=own, from_base=settings.from_base)
             elif exists and settings.fork_on == "start" and not settings.from_base:

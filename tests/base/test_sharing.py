@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from prized_gym import Base, ForkedVectorEnv
@@ -77,3 +78,41 @@ def test_closing_twice_after_an_interrupt_releases_once(monkeypatch: pytest.Monk
     assert b.base.alive and b.reset(seed=0)[0].shape == (1, 4)
     b.close()
     assert b.base.closed
+
+
+def test_a_lease_that_nobody_holds_is_given_back() -> None:
+    shared, spec = SharedBases(), gym.spec("CartPole-v1")
+    base = shared.acquire(spec, {"engine": "inline"}, False).base
+    assert base.closed
+    held = shared.acquire(spec, {"engine": "inline"}, False)
+    shared.acquire(spec, {"engine": "inline"}, False)
+    assert held.base.alive
+    held.release()
+
+
+class Counting(gym.Env):  # type: ignore[type-arg]
+    """Tells how often it was reset."""
+
+    observation_space = gym.spaces.Box(0, 9, (1,))
+    action_space = gym.spaces.Discrete(2)
+    resets = 0
+
+    def reset(self, *, seed=None, options=None):  # type: ignore[no-untyped-def]
+        super().reset(seed=seed)
+        self.resets += 1
+        return np.array([self.resets], np.float32), {}
+
+
+@pytest.mark.parametrize("engine", ["local", "inline"])
+def test_a_base_that_is_reset_is_not_shared_with_those_that_want_it_as_it_was(engine: str) -> None:
+    gym.register("Counting-v0", Counting)
+    try:
+        plain = ForkedVectorEnv("Counting-v0", 1, engine=engine, progress=False)
+        from_base = ForkedVectorEnv("Counting-v0", 1, engine=engine, reset_in="base", progress=False)
+        for _ in range(2):
+            assert from_base.reset()[0].tolist() == [[1.0]]
+            assert plain.reset(seed=0)[0].tolist() == [[1.0]]
+        plain.close()
+        from_base.close()
+    finally:
+        del gym.registry["Counting-v0"]

@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from prized_gym.batch import ObservationBuffer
 from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError
 from prized_gym.interface import commands as ops
 from prized_gym.interface.commands import Call, Reseed, SetAttr
@@ -517,6 +518,62 @@ def test_a_base_that_does_not_answer(base: BaseHandle, monkeypatch: pytest.Monke
     assert fleet.observations.arrays[0][0].tolist() == [1, 1]
     fleet.close()
     until(lambda: len(own_descendants()) == 2)
+
+
+@pytest.mark.parametrize("end", ["killed", "overdue"])
+def test_an_observation_that_is_cut_short_is_not_the_last(make: Make, end: str) -> None:
+    """The writing is what is made to stop in the middle: nothing else can be relied on to do so."""
+    base = make(lambda: Wide(end))
+    fleet = base.fleet(2, TimeLimits(step=2.0))
+    forked(fleet)
+    for action in (3, 4):
+        assert not step(fleet, [action, action]).failures
+    finished = step(fleet, [5, Wide.CUT])
+    assert finished.failures[1].kind == ("died" if end == "killed" else "timeout")
+    assert [np.unique(row).tolist() for row in fleet.observations.arrays[0]] == [[5], [4]]
+
+
+class Wide(gym.Env[Any, Any]):
+    """Observes many times its action; writing ``CUT`` stops in the middle, which ``end`` says how."""
+
+    CUT = 9
+    observation_space = gym.spaces.Box(0, 9, (5000,), np.uint8)
+    action_space = gym.spaces.Discrete(10)
+
+    def __init__(self, end: str) -> None:
+        real = ObservationBuffer.writer
+
+        def writer(self: ObservationBuffer, index: int) -> Callable[[Any], list[Any]]:
+            write = real(self, index)
+
+            def cut(observation: Any) -> list[Any]:
+                if observation[0] == Wide.CUT:
+                    self.arrays[0][index, :2500] = Wide.CUT
+                    os.kill(os.getpid(), signal.SIGKILL) if end == "killed" else time.sleep(1000)
+                return write(observation)
+
+            return cut
+
+        ObservationBuffer.writer = writer  # type: ignore[method-assign]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(5000, np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.full(5000, action, np.uint8), 0.0, False, False, {}
+
+
+def test_what_is_busy_is_not_asked_for_more(fleet: Fleet) -> None:
+    forked(fleet)
+    begin_some(fleet, {1: 0})
+    for begun in (
+        lambda: begin(fleet, [0, 0, 0]),
+        lambda: begin_some(fleet, {1: 0}),
+        lambda: fleet.command({1: Call("count")}),
+    ):
+        with pytest.raises(RuntimeError, match=r"copies \[1\] have begun something"):
+            begun()
+    assert fleet.wait().copies == [1] and fleet.whole
 
 
 # A base that dies

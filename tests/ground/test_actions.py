@@ -167,6 +167,12 @@ def test_values_of_a_space_of_the_users_own_are_the_environments_affair() -> Non
     assert values == ["anything", 3, None]
 
 
+def test_a_message_names_the_copy_not_the_row() -> None:
+    for space, actions in ((spaces.Discrete(2), [0, 5]), (spaces.Text(3), ["a", "long one"])):
+        with pytest.raises(ValueError, match=r"actions\[1\] = .*, for copy 7, is not in"):
+            ActionCheck(space).split(actions, 2, copies=[4, 7])
+
+
 def test_an_empty_array_has_nothing_to_check() -> None:
     [array], _ = split(spaces.MultiDiscrete(np.zeros(0, np.int64)), np.zeros((COUNT, 0), np.int64))
     assert array.shape == (COUNT, 0)

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -439,6 +440,59 @@ def test_a_policy_that_fails(faulty: prized_gym.Base, kind: str, batched: bool) 
         said = "raised LookupError" if "raises" in kind else "returned "
         assert each.failure is not None and re.match(rf"copy \d \(pid \d+\): the policy {said}", each.failure)
         assert ("no such observation" if "raises" in kind else "99" if kind == "outside" else "left") in each.failure
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda seeds: np.where(seeds == 2, 99, 0),
+        lambda seeds: [1.5 if seed == 2 else 0 for seed in seeds],
+        lambda seeds: [None if seed == 2 else 0 for seed in seeds],
+    ],
+)
+def test_one_action_of_a_batch_that_is_none_fails_one_rollout(answer: Any) -> None:
+    def act(observations: Any, infos: Any) -> Any:
+        return answer(observations[:, 1].astype(int))
+
+    found = {each.seed: each for each in rollouts(Seeded, range(1, 5), 3, policy=act, batched=True, progress=False)}
+    assert [found[seed].reward for seed in (1, 3, 4)] == [3.0, 3.0, 3.0]
+    # Copy 1 is row 1 of the batch at first, and another later.
+    assert found[2].failure is not None
+    assert re.match(r"copy 1 \(pid \d+\): the policy returned .* for copy 1:", found[2].failure)
+
+
+class Seeded(gym.Env[Any, Any]):
+    """Observes its seed; an episode has three steps."""
+
+    observation_space = gym.spaces.Box(-1e9, 1e9, (2,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.seed, self.count = seed, 0
+        return np.array([0.0, float(seed or 0)]), {"pid": os.getpid()}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return np.array([self.count, float(self.seed or 0)]), 1.0, self.count == 3, False, {"pid": os.getpid()}
+
+
+def test_a_fork_that_took_too_long_is_not_taken_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prized_gym.engines.local import spawning
+
+    monkeypatch.setattr(spawning, "FORK_TIMEOUT", 2.0)
+    with prized_gym.Base(Seeded, progress=False) as base:
+        pid = int(base._handle.where.split()[1])
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(3.0, os.kill, (pid, signal.SIGCONT)).start()
+        found = list(rollouts(base, range(8), 2, policy=lambda observation, info: 0, progress=False, timeout=60))
+        late = [each for each in found if each.failure is not None]
+        assert late and all("has not forked them within 2 s" in str(each.failure) for each in late)
+        played = [each for each in found if each.failure is None]
+        assert len(found) == 8 and played
+        for each in played:
+            # Its own process, with its own seed.
+            assert each.reward == 3.0 and each.copy_id == f"pid {each.output['pid']}"
 
 
 def test_an_interrupt_in_a_policy_is_no_failure(cart_pole: prized_gym.Base) -> None:

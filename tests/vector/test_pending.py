@@ -81,13 +81,21 @@ def test_a_broken_one_refuses_all_but_a_reset(gate: Gate, check: Callable[[Gate]
 
 
 def test_only_an_interrupt_between_two_halves_breaks(gate: Gate) -> None:
-    gate.leave(KeyboardInterrupt())
+    gate.leave(KeyboardInterrupt(), None)
     assert gate.broken is None
-    gate.pending = PendingCall([0])
-    gate.leave(ValueError())
+    gate.pending = pending = PendingCall([0])
+    gate.leave(KeyboardInterrupt(), pending)
     assert gate.broken is None
-    gate.leave(KeyboardInterrupt())
+    gate.leave(TimeoutError(), None)
     assert gate.broken is not None and gate.pending is None
+
+
+def test_an_interrupt_between_send_and_recv_breaks(gate: Gate) -> None:
+    gate.sent.copies.add(0)
+    gate.leave(KeyboardInterrupt(), None, 1)
+    assert gate.broken is None
+    gate.leave(KeyboardInterrupt(), None, 0)
+    assert gate.broken is not None
 
 
 def test_a_wait_that_is_given_up_breaks_nothing(gate: Gate) -> None:

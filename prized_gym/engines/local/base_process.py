@@ -140,6 +140,8 @@ class BaseProcess:
         self._built = built
         self._pid = os.getpid()
         self._fleets: dict[int, _Fleet] = {}
+        # Hung up, with copies that have been killed and not been reaped yet.
+        self._parting: list[_Fleet] = []
         self._strays_left = False
         self._mark: int | None = None
         env = built.envs[0]
@@ -271,7 +273,14 @@ class BaseProcess:
         for pid in fleet.pids:
             processes.kill_group(pid)
             processes.kill(pid)
-        fleet.close()
+        self._parting.append(fleet)
+        self._part()
+
+    def _part(self) -> None:
+        """Close the sockets of fleets that are gone with their last copy: it tells the trainer that nothing is left."""
+        for fleet in [fleet for fleet in self._parting if not fleet.pids]:
+            self._parting.remove(fleet)
+            fleet.close()
 
     def _serve_fleet(self, fleet: _Fleet) -> None:
         fds: list[int] = []
@@ -332,6 +341,11 @@ class BaseProcess:
                 os.close(sock_fd)
                 os.close(err_fd)
                 fds[2 * number : 2 * number + 2] = [-1, -1]
+            if request.number <= fleet.block.given_up[0]:
+                # Before the next request is served: they must not write where their successors do.
+                for pid in answer.pids.values():
+                    processes.kill_group(pid)
+                    processes.kill(pid)
             return answer
         finally:
             for fd in fds:
@@ -340,7 +354,7 @@ class BaseProcess:
 
     def _private_fds(self) -> set[int]:
         private = {self._control.fileno(), self._wake_read, self._wake_write}
-        for fleet in self._fleets.values():
+        for fleet in (*self._fleets.values(), *self._parting):
             private.update(fleet.fds())
         return private
 
@@ -395,7 +409,7 @@ class BaseProcess:
             if found is None:
                 break
             pid = found.si_pid
-            if any(pid in fleet.pids for fleet in self._fleets.values()):
+            if any(pid in fleet.pids for fleet in (*self._fleets.values(), *self._parting)):
                 # While the zombie is there its number cannot be taken by another process's group.
                 processes.kill_group(pid)
             _, ended[pid] = os.waitpid(pid, 0)
@@ -407,6 +421,9 @@ class BaseProcess:
             fleet.pids.difference_update(its)
             if its:
                 self._send(fleet, Died(its))
+        for fleet in self._parting:
+            fleet.pids.difference_update(ended)
+        self._part()
         if ended and not any(fleet.adopting for fleet in self._fleets.values()):
             self._kill_strays()
 
@@ -416,7 +433,7 @@ class BaseProcess:
         It bears the copy's mark. What does not is the base's: a launcher's server, detached after the set-up was over.
         """
         known = set(self._own_children)
-        for fleet in self._fleets.values():
+        for fleet in (*self._fleets.values(), *self._parting):
             known |= fleet.pids
         strays = [pid for pid in processes.children(self._pid) if pid not in known]
         # A branch is announced before it is made: one that is among these has its announcement still unread.

@@ -54,6 +54,8 @@ class LocalCopies:
         roster: which processes they are.
         signalling: who is at work.
         link: the connection to the base process.
+        torn: whether something is being changed, so that an interrupt leaves nothing to rely on: what is left can only be
+            closed.
         known: the keys of the definitions by value that new copies have from the base.
     """
 
@@ -69,6 +71,8 @@ class LocalCopies:
         self.known = base.known
         self._spared: dict[int, Answer | Failure | None] = {}
         self._joined = True
+        self._closed = False
+        self.torn = False
         self.link: BaseLink = base.join(size, block, signals)
         self.signalling.watch(self.link.sock)
 
@@ -172,10 +176,12 @@ class LocalCopies:
     def drain_base(self) -> None:
         """Take note of what the base has told so far: who has ended, or that it is gone itself."""
         while self._joined and self.link.readable(0.0):
+            torn, self.torn = self.torn, True
             try:
                 self.note(self.link.receive())
             except BaseDiedError:
                 self.lose_base()
+            self.torn = torn
 
     def note(self, message: object) -> None:
         """Take note of a message of the base that nobody waits for."""
@@ -204,6 +210,7 @@ class LocalCopies:
     def discard(self, index: int, why: Failure) -> None:
         """Copy ``index`` does not exist any more; what it has begun finishes with a failure."""
         self.roster.remove(index, why)
+        self.block.restore(index)
         self.signalling.drop(index)
 
     def kill(self, index: int, timed_out: float | None = None) -> Failure:
@@ -223,15 +230,17 @@ class LocalCopies:
 
     def end_overdue(self) -> None:
         """Kill the copies that have used up their time."""
+        torn, self.torn = self.torn, True
         block = self.block
-        arrays = [*block.observations.arrays, block.rewards, block.terminations, block.truncations]
+        results = [block.rewards, block.terminations, block.truncations]
         for index, limit in self.watch.overdue(self.signalling.busy, self.signalling.ops).items():
             # Being asked for its stack may wake a copy from a call into C: what it finishes then is too late.
-            rows = [array[index].copy() for array in arrays]
+            rows = [*(array[index].copy() for array in results), *block.before(index)]
             self.kill(index, timed_out=limit)
             self._spared.pop(index, None)
-            for array, row in zip(arrays, rows, strict=True):
+            for array, row in zip([*results, *block.observations.arrays], rows, strict=True):
                 array[index] = row
+        self.torn = torn
 
     def await_death(self, index: int) -> None:
         """Wait until the base confirms that a copy is dead."""
@@ -287,6 +296,9 @@ class LocalCopies:
 
     def leave(self, timeout: float | None) -> None:
         """Let every copy go, and wait until they have ended: gently for ``timeout`` seconds, then by force."""
+        if self.torn:
+            # Nobody knows what they are doing: they are killed.
+            return
         with contextlib.suppress(PrizedGymError):
             self.drain_base()
             self.retire(list(self.roster.live))
@@ -318,8 +330,11 @@ class LocalCopies:
             BaseDiedError: it is closed.
             Exception: what building it raised.
         """
+        # Whatever ends this here, the copies are gone as they were.
+        self.torn = False
         self._base.revive()
         link = self._base.join(len(self.signalling.none), self.block, self._signals)
+        self.torn = True
         self.link.close()
         self.link = link
         self._joined = True
@@ -327,13 +342,18 @@ class LocalCopies:
         self.signalling.watch(link.sock)
 
     def close(self) -> None:
-        """Kill whoever is left, and close everything."""
+        """Kill whoever is left, and close everything; asks nobody anything. One that was interrupted can be called again."""
+        if self._closed:
+            return
         self._joined = False
+        if self.roster.kill_all() or self.torn:
+            self.link.hang_up(time.monotonic() + GRACE)
         self.link.close()
         self.roster.close()
         self.signalling.alive[:] = self.signalling.none
         self._signals.close()
         self.block.close()
+        self._closed = True
 
 
 def warn_cut(who: str, timeout: float, stack: str = "") -> None:

@@ -85,6 +85,7 @@ class CopyProcess:
         os.close(err_fd)
         self.index = index
         self._sock = sock
+        self._keep = self._block.keeper(index)
         self._write = self._block.observations.writer(index)
         self._read = self._block.actions.reader(index)
         moved = None
@@ -159,6 +160,8 @@ class CopyProcess:
                 final = framing.dumps((observation, info))
                 self._busy[index] = RESETTING
                 observation, info = self._env.reset()
+        if self._keep is not None:
+            self._keep()
         rest = self._write(observation)
         block.rewards[index] = reward
         block.terminations[index] = terminated
@@ -172,6 +175,8 @@ class CopyProcess:
 
     def _began(self, observation: Any, info: dict[str, Any]) -> Answer | None:
         block, index = self._block, self.index
+        if self._keep is not None:
+            self._keep()
         rest = self._write(observation)
         block.rewards[index] = 0.0
         block.terminations[index] = False

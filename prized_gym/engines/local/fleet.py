@@ -21,7 +21,7 @@ from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
 from prized_gym.engines.local.spawning import FOR_EVER, Spawning
 from prized_gym.engines.local.watch import Watch
-from prized_gym.errors import BaseDiedError, PrizedGymError
+from prized_gym.errors import BaseDiedError, InterruptedStepError, PrizedGymError
 from prized_gym.interface.commands import Command
 from prized_gym.interface.engine import Description
 from prized_gym.interface.failure import Failure
@@ -74,46 +74,60 @@ class LocalFleet(Fleet):
 
     def fork(self, first: Mapping[int, Command]) -> None:
         self._check_open()
-        self._spawning.fork(first)
+        copies, planned = self._copies, self._spawning.plan(first)
+        copies.torn = True
+        self._spawning.fork(planned)
+        copies.torn = False
 
     def branch(self, source: int, targets: Sequence[int]) -> None:
-        self._check_open()
-        self._spawning.branch(source, targets)
+        self._check_idle([source])
+        copies = self._copies
+        copies.torn = True
+        refusal = self._spawning.refusal(source)
+        if refusal is None:
+            self._spawning.branch(source, targets)
+        copies.torn = False
+        if refusal is not None:
+            raise refusal
 
     # One batch
 
     def step(self, arrays: Sequence[Array], objects: Sequence[Sequence[Any]], ops: bytes) -> None:
-        if self._closed:
-            self._check_open()
-        signalling = self._signalling
+        copies, signalling = self._copies, self._signalling
+        if self._closed or copies.torn or 1 in signalling.begun:
+            self._check_idle(self._everyone)
         packed = self._pack(self._everyone, objects) if objects else ()
         self._actions.write(arrays)
+        copies.torn = True
         signalling.ops[:] = ops
         if signalling.post():
-            if self._copies.roster.gone:
+            if copies.roster.gone:
                 # Those are finished already, and perhaps there is nobody else.
                 signalling.nudge()
         else:
             if not self._by_message:
                 signalling.note_full_batch()
             for index in self._everyone:
-                self._copies.begin(index, packed[index] if packed else None)
+                copies.begin(index, packed[index] if packed else None)
         if self._watch.limited:
             # Last: one that cannot be sent a long message must not use up the others' time.
             self._watch.batch(self._everyone, ops)
+        copies.torn = False
 
     def step_some(
         self, indices: Sequence[int], arrays: Sequence[Array], objects: Sequence[Sequence[Any]], ops: bytes
     ) -> None:
-        self._check_open()
+        self._check_idle(indices)
         copies = self._copies
         packed = self._pack(indices, objects) if objects else ()
+        copies.torn = True
         copies.listen_to_sockets()
         self._actions.write_some(arrays, np.asarray(indices, dtype=np.intp))
         for number, index in enumerate(indices):
             self._signalling.ops[index] = ops[number]
             copies.begin(index, packed[number] if packed else None)
         self._watch.batch(indices, ops)
+        copies.torn = False
 
     def _pack(self, indices: Sequence[int], objects: Sequence[Sequence[Any]]) -> list[Packed]:
         """The object leaves of each copy's action, as they are sent."""
@@ -121,17 +135,23 @@ class LocalFleet(Fleet):
         return [pack(index, [column[number] for column in objects]) for number, index in enumerate(indices)]
 
     def command(self, commands: Mapping[int, Command]) -> None:
-        self._check_open()
-        packed = {index: self._copies.pack(index, command) for index, command in commands.items()}
-        self._copies.listen_to_sockets()
+        self._check_idle(list(commands))
+        copies = self._copies
+        packed = {index: copies.pack(index, command) for index, command in commands.items()}
+        copies.torn = True
+        copies.listen_to_sockets()
         for index, message in packed.items():
-            self._copies.begin_command(index, message)
+            copies.begin_command(index, message)
         self._watch.commands(commands)
+        copies.torn = False
+
+    def check_command(self, command: Command) -> None:
+        self._copies.pack_first(command)
 
     def wait(self, count: int | None = None, timeout: float | None = None) -> Finished:
-        if self._closed:
-            self._check_open()
         copies, signalling = self._copies, self._signalling
+        if self._closed or copies.torn:
+            self._check_open()
         # Longer than any poll() takes: for ever.
         give_up = None if timeout is None or timeout > FOR_EVER else time.monotonic() + timeout
         busy, begun, none, next_limit = signalling.busy, signalling.begun, signalling.none, self._watch.deadlines.next
@@ -167,6 +187,7 @@ class LocalFleet(Fleet):
     def _take(self, finished: Sequence[int]) -> Finished:
         """What the copies ``finished`` gave, which are idle from here on."""
         copies, signalling, deadlines = self._copies, self._signalling, self._watch.deadlines
+        copies.torn = True
         if finished is self._everyone:
             signalling.begun[:] = signalling.none
             deadlines.clear()
@@ -180,6 +201,7 @@ class LocalFleet(Fleet):
                 answer = copies.read_answer(index)
                 if answer is not None:
                     self._tell(index, answer, result)
+        copies.torn = False
         return result
 
     def _tell(self, index: int, answer: Answer | Failure, result: Finished) -> None:
@@ -231,8 +253,12 @@ class LocalFleet(Fleet):
         return bool(self._signalling.alive[index])
 
     def end(self, index: int, timed_out: float | None = None) -> Failure:
-        failure = self._copies.kill(index, timed_out)
-        self._copies.forget(index)
+        self._check_open()
+        copies = self._copies
+        copies.torn = True
+        failure = copies.kill(index, timed_out)
+        copies.forget(index)
+        copies.torn = False
         return failure
 
     def where(self, index: int) -> str:
@@ -247,7 +273,10 @@ class LocalFleet(Fleet):
 
     def release(self, indices: Sequence[int]) -> None:
         self._check_open()
-        self._copies.retire(indices)
+        copies = self._copies
+        copies.torn = True
+        copies.retire(indices)
+        copies.torn = False
 
     def abandon(self) -> None:
         """The base is being closed: end every copy, and fail whatever is asked of them from here on.
@@ -262,14 +291,15 @@ class LocalFleet(Fleet):
         self._copies.link.shut_down()
 
     def close(self, timeout: float | None = None) -> None:
-        if self._closed:
+        if self._pid != os.getpid():
             return
         self._closed = True
-        _OPEN.discard(self)
         try:
-            self._copies.leave(self._close_timeout if timeout is None else timeout)
+            if timeout is None or timeout > 0.0:
+                self._copies.leave(self._close_timeout if timeout is None else timeout)
         finally:
             self._copies.close()
+            _OPEN.discard(self)
 
     def release_after_fork(self) -> None:
         """In a fork of the trainer: close the sockets, without a word to the copies."""
@@ -278,7 +308,21 @@ class LocalFleet(Fleet):
         for copy in self._copies.roster.live.values():
             copy.sock.close()
 
+    @property
+    def whole(self) -> bool:
+        return not self._copies.torn
+
+    def _check_idle(self, indices: Sequence[int]) -> None:
+        self._check_open()
+        begun = [index for index in indices if self._signalling.begun[index]]
+        if begun:
+            raise RuntimeError(f"copies {begun} have begun something that has not been waited for")
+
     def _check_open(self) -> None:
+        if self._copies.torn and not self._closed:
+            raise InterruptedStepError(
+                "an earlier call was interrupted while it changed something: these copies can only be closed"
+            )
         if self._closed:
             raise BaseDiedError(
                 "these copies have been closed"

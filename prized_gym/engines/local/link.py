@@ -71,6 +71,18 @@ class BaseLink:
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
+    def hang_up(self, deadline: float) -> None:
+        """Have the base kill this fleet's copies, and wait until they have ended, or ``deadline`` has passed.
+
+        Nothing is asked, and nothing that is on its way is read as a message: an interrupt may have cut one in two.
+        """
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+            # The base closes its end when the last copy has ended.
+            while framing.wait_readable(self.sock, deadline) and self.sock.recv(65536):
+                pass
+        self.close()
+
     def close(self) -> None:
         """Close the socket."""
         self.sock.close()

@@ -122,10 +122,18 @@ class Roster:
             leaver.close()
         self._leaving.clear()
 
+    def kill_all(self) -> bool:
+        """Kill everybody whose pid is known, once; whether there is anybody."""
+        everybody = [*self.live.values(), *(leaver for _, leaver in self._leaving.values())]
+        for copy in everybody:
+            copy.kill()
+            # It may be another process's by the time this is called again.
+            copy.pid = 0
+        return bool(everybody)
+
     def close(self) -> None:
         """Kill and forget everybody."""
-        for copy in (*self.live.values(), *(leaver for _, leaver in self._leaving.values())):
-            copy.kill()
+        self.kill_all()
         self.forget_leavers()
         for index in list(self.live):
             self.remove(index, not_forked(index))

@@ -52,10 +52,12 @@ class RunningBase:
     """
 
     def __init__(self, setup: Setup, timeout: float | None, progress: bool, close_timeout: float | None) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: what closes the base may be called by the garbage collector, or in a signal handler.
+        self._lock = threading.RLock()
+        self._ended = False
         self._timeout = timeout
-        # While it is set up there is nothing to close.
-        self._close_timeout: float | None = GRACE
+        self._close_timeout = close_timeout
+        self._serving = False
         with contextlib.ExitStack() as undo:
             try:
                 scratch = None if setup.workdir is None else self._make_scratch(undo)
@@ -69,7 +71,7 @@ class RunningBase:
         except BaseException:
             self.close()
             raise
-        self._close_timeout = close_timeout
+        self._serving = True
 
     @staticmethod
     def _make_scratch(undo: contextlib.ExitStack) -> str:
@@ -179,6 +181,9 @@ class RunningBase:
         except (framing.Hangup, OSError) as error:
             ours.close()
             raise self.died() from error
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         return BaseLink(ours, self.died)
@@ -229,30 +234,33 @@ class RunningBase:
     def close(self) -> None:
         """End it and everything below it; returns when nothing of that is left. Can be called again."""
         with self._lock:
-            if self._lifeline < 0:
+            if self._ended:
                 return
             # The base sees its control socket close, closes its environments and ends; then so does the supervisor.
             where = self.where
             self._control.close()
-            timeout, late = self._close_timeout, False
+            # While it is set up there is nothing to close.
+            timeout, late = self._close_timeout if self._serving else GRACE, False
             try:
                 self._process.wait(timeout)
             except subprocess.TimeoutExpired:
                 late = True
             finally:
                 self._end()
-        if late and timeout and timeout != GRACE:
+        if late and timeout and self._serving:
             warn_cut(f"the base ({where})", timeout)
 
     def _end(self) -> None:
-        os.close(self._lifeline)
-        self._lifeline = -1
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._forget()
+        self._ended = True
         _LIVE.discard(self)
 
     def _forget(self) -> None:
@@ -262,9 +270,10 @@ class RunningBase:
 
     def release_after_fork(self) -> None:
         """In a fork of the trainer: let go of the descriptors, so that the base still notices the trainer's end."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        self._ended = True
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)
         self._control.close()
 
 

@@ -38,8 +38,10 @@ class Semaphore:
             os.read(self.fd, 8)
 
     def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self.fd)
+        """Close the descriptor. Calling it again does nothing."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class CompletionCounter:
@@ -62,8 +64,10 @@ class CompletionCounter:
         os.read(self.fd, 8)
 
     def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self.fd)
+        """Close the descriptor. Calling it again does nothing."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class Signals:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from prized_gym.batch import ActionBuffer, AnySpace, Array, ObservationBuffer
+from prized_gym.interface.commands import COMMAND
 
 SLOT = 16384
 """Bytes per copy for a pickled answer; a longer one goes through the copy's socket."""
@@ -20,6 +22,11 @@ ON_SOCKET = 2
 """Flag: the answer follows on the copy's socket."""
 
 RESETTING = 2
+KEPT = 3
+"""What ``busy`` is while a copy writes its observation, if it has kept the one before."""
+
+_AT_ONCE = 1024
+"""Bytes of an observation, of one array, that are written in no time: whoever is killed has written all or nothing."""
 
 LISTEN_SOCKET = 0
 """Wait for the next batch on the copy's socket; ``1 + k`` is semaphore k."""
@@ -34,7 +41,8 @@ class Block:
 
     Attributes:
         ops: what each copy is to do, a byte each.
-        busy: 1 from the start of a batch until the copy has finished it; ``RESETTING`` during the reset of a ``STEP_RESET``.
+        busy: 1 from the start of a batch until the copy has finished it; ``RESETTING`` during the reset of a ``STEP_RESET``,
+            ``KEPT`` from when it writes its observation.
         flags: where its answer is.
         lengths: how long that answer is.
         listen: (one byte) where every copy waits next.
@@ -82,14 +90,50 @@ class Block:
         self.memory = allocate((count,), real)
         self.actions = ActionBuffer(action_space, count, allocate)
         self.observations = ObservationBuffer(observation_space, count, allocate)
+        rows = [array[:1] for array in self.observations.arrays]
+        keeps = len(rows) > 1 or sum(row.nbytes for row in rows) > _AT_ONCE
+        self._kept = [allocate(array.shape, array.dtype) for array in self.observations.arrays] if keeps else []
         self.slots = allocate((count, SLOT), byte)
         return end
 
+    def keeper(self, index: int) -> Callable[[], None] | None:
+        """What copy ``index`` calls before it writes an observation, so that one which is cut short is not the last there is.
+
+        None where none can be cut short.
+        """
+        if not self._kept:
+            return None
+        rows = [array[index : index + 1] for array in self.observations.arrays]
+        pairs = list(zip([array[index : index + 1] for array in self._kept], rows, strict=True))
+        busy = self.busy.data
+
+        def keep() -> None:
+            for kept, row in pairs:
+                kept[...] = row
+            busy[index] = KEPT
+
+        return keep
+
+    def before(self, index: int) -> list[Array]:
+        """The array leaves of what copy ``index`` had observed before what it is at work on, or has just finished."""
+        rows = [array[index].copy() for array in self.observations.arrays]
+        # They may have been written meanwhile.
+        finished = not self.busy[index] and self.ops[index] != COMMAND
+        if self._kept and (finished or self.busy[index] == KEPT):
+            return [array[index].copy() for array in self._kept]
+        return rows
+
+    def restore(self, index: int) -> None:
+        """Copy ``index`` has ended: if it was writing an observation, the one before is the last there is."""
+        if self._kept and self.busy[index] == KEPT:
+            for array, kept in zip(self.observations.arrays, self._kept, strict=True):
+                array[index] = kept[index]
+
     def close(self) -> None:
         """Close the descriptor. The mapping goes when the last array over it does."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def _anonymous_file(size: int) -> int:

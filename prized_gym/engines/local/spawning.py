@@ -42,7 +42,7 @@ _AT_ONCE = framing.MAX_FDS // 2
 
 
 @dataclass(frozen=True)
-class _Planned:
+class Planned:
     """A copy to be forked: which one of its vector environment it is, and its first command."""
 
     number: int
@@ -68,33 +68,39 @@ class Spawning:
 
     # Forks of the base
 
-    def fork(self, first: Mapping[int, Command]) -> None:
-        """Make each copy in ``first`` a fork of the base, and send it that command; what cannot be made is left failed.
+    def plan(self, first: Mapping[int, Command]) -> dict[int, Planned]:
+        """What :meth:`fork` is to do, before anything changes.
+
+        Raises:
+            Exception: a command cannot be pickled.
+        """
+        pack = self._copies.pack_first
+        return {index: Planned(copy_number(index, command), pack(command)) for index, command in first.items()}
+
+    def fork(self, planned: Mapping[int, Planned]) -> None:
+        """Make copies forks of the base, and send each its first command; what cannot be made is left failed.
 
         Raises:
             BaseDiedError: the base is closed.
             Exception: what building the base anew raised.
         """
         copies = self._copies
-        planned = {
-            index: _Planned(copy_number(index, command), copies.pack_first(command)) for index, command in first.items()
-        }
         copies.drain_base()
         if copies.link.error is not None:
             copies.rejoin()
-        copies.retire(list(first))
-        copies.see_off(first, self._close_timeout)
+        copies.retire(list(planned))
+        copies.see_off(planned, self._close_timeout)
         if self._fork_all(planned):
             return
         # It died before it had forked them all, or while it was idle and nobody noticed.
-        for index in first:
+        for index in planned:
             copies.forget(index)
         copies.rejoin()
         if not self._fork_all(planned):
-            for index in first:
+            for index in planned:
                 copies.begin(index)
 
-    def _fork_all(self, first: Mapping[int, _Planned]) -> bool:
+    def _fork_all(self, first: Mapping[int, Planned]) -> bool:
         """Fork all there is to fork; False if the base has died."""
         since = time.monotonic()
         indices = list(first)
@@ -103,7 +109,7 @@ class Spawning:
                 return False
         return True
 
-    def _fork_some(self, first: Mapping[int, _Planned], since: float) -> bool:
+    def _fork_some(self, first: Mapping[int, Planned], since: float) -> bool:
         copies = self._copies
         copies.roster.expect()
         self._requests += 1
@@ -166,7 +172,6 @@ class Spawning:
         """Make the copies ``targets`` forks of the idle copy ``source``; all are left finished, or failed."""
         copies = self._copies
         copies.drain_base()
-        self._check_branch(source)
         copies.retire(targets)
         copies.see_off(targets, self._close_timeout)
         copies.listen_to_sockets()
@@ -240,15 +245,12 @@ class Spawning:
                     if busy[index]:
                         copies.kill(index, timed_out=FORK_TIMEOUT)
 
-    def _check_branch(self, source: int) -> None:
-        """Ask a copy whether it can be forked, before anything is ended for that.
-
-        Raises:
-            ForkUnsafeError: it cannot.
-        """
+    def refusal(self, source: int) -> PrizedGymError | None:
+        """Ask the idle copy ``source`` whether it can be forked, before anything is ended for that; why it cannot."""
         copies = self._copies
+        copies.drain_base()
         if not copies.signalling.alive[source]:
-            return
+            return None
         copies.listen_to_sockets()
         copies.begin_command(source, copies.pack(source, CheckBranch()))
         deadline = time.monotonic() + FORK_TIMEOUT
@@ -260,7 +262,8 @@ class Spawning:
         copies.forget(source)
         if isinstance(answer, Answer) and answer.raised is not None:
             error = load_exception(answer.raised.exception)
-            raise error if isinstance(error, PrizedGymError) else PrizedGymError(answer.raised.summary)
+            return error if isinstance(error, PrizedGymError) else PrizedGymError(answer.raised.summary)
+        return None
 
     def _copy_rows(self, source: int, target: int) -> None:
         block = self._copies.block

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from prized_gym.calls import RANDOM_STATE
-from prized_gym.engines.local.shared_memory import RESETTING
+from prized_gym.engines.local.shared_memory import KEPT, RESETTING
 from prized_gym.interface import commands
 from prized_gym.interface.commands import Call, Command, Reset
 from prized_gym.interface.deadlines import Deadlines
@@ -64,7 +64,7 @@ class Watch:
         for index, limit in self.deadlines.overdue(time.monotonic()).items():
             if not busy[index]:
                 self.deadlines.done(index)
-            elif busy[index] == RESETTING and ops[index] == commands.STEP_RESET and limit == step:
+            elif busy[index] in (RESETTING, KEPT) and ops[index] == commands.STEP_RESET and limit == step:
                 self.deadlines.extend(index, None if reset is None else limit + reset)
             else:
                 found[index] = limit
