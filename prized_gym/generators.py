@@ -110,7 +110,7 @@ def _torch_kind() -> Any:
 
 def _picked(objects: list[Any], kinds: tuple[type, ...]) -> list[Any]:
     # By the type, not by isinstance: a proxy would say what it stands for, and perhaps load it for that.
-    wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, kinds)}
+    wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, kinds) and kind is not random.SystemRandom}
     return [value for value in objects if type(value) in wanted] if wanted else []
 
 

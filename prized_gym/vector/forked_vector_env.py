@@ -53,7 +53,8 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     A new fork carries what :meth:`set_attr` set since construction: it is replayed. What :meth:`call` changed, and what the
     environment itself counted, is gone with the fork before it. Forking is lazy: nothing is forked before the first
-    ``reset`` or attribute asked for, and an attribute asked for does not cost a second fork.
+    ``reset`` or attribute asked for, and an attribute asked for does not cost a second fork. A copy that is replaced has closed
+    its environment and ended before the new one begins: ``on_fork`` finds free what the one before it had taken.
 
     Seeds: ``reset(seed=s)`` seeds copy i with ``s + i``. For an environment that draws only from ``np_random``, everything
     from a seeded reset on is then bit-identical to ``SyncVectorEnv`` (with ``reset_in="copy"`` and ``fork_on`` ``"reset"`` or
@@ -380,7 +381,8 @@ class ForkedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         """End the copies, closing their environments, and the base if nobody else uses it.
 
         Args:
-            timeout: seconds to wait for a pending call and for the copies to close; 5 by default.
+            timeout: seconds to wait for a pending call and for the copies to close; by default 5, and the base's
+                ``close_timeout``.
             terminate: end them at once.
             **kwargs: ignored.
         """

@@ -7,6 +7,8 @@ import os
 import resource
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -453,21 +455,48 @@ def test_a_fork_in_part(make: Make) -> None:
     assert sorted(finished.failures) == [1, 3] and fleet.alive(0) and not fleet.alive(1)
 
 
-def test_too_few_descriptors_fail_the_copies(base: BaseHandle) -> None:
+def test_a_soft_limit_of_descriptors_is_raised_when_it_is_met(base: BaseHandle) -> None:
     fleet = base.fleet(40)
     forked(fleet, [0])
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, limits[1]))
+    low = len(os.listdir("/proc/self/fd")) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, limits[1]))
     try:
-        fleet.fork(first(range(1, 40)))
+        assert not forked(fleet, range(1, 40)).failures
+        assert low < resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= limits[1]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    fleet.close()
+
+
+TOO_FEW = """
+import os, resource, sys
+sys.path.insert(0, {tests!r})
+from prized_gym import Base
+from tools.fleets import first
+from zoo.faulty import Faulty
+with Base(Faulty) as base:
+    fleet = base.fleet(40)
+    fleet.fork(first([0]))
+    assert not fleet.wait().failures
+    low = len(os.listdir("/proc/self/fd")) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, low))
+    fleet.fork(first(range(1, 40)))
     before = len(os.listdir("/proc/self/fd"))
     finished = fleet.wait()
-    assert len(finished.failures) == 39 and "ulimit" in str(finished.failures[1].error()) and fleet.alive(0)
+    assert len(finished.failures) == 39 and fleet.alive(0)
+    said = str(finished.failures[1].error())
+    assert "ulimit -Hn" in said and str(low) in said, said
     assert len(os.listdir("/proc/self/fd")) == before
-    assert not forked(fleet, range(1, 40)).failures
+    fleet.fork(first(range(1, 4)))
+    assert not fleet.wait().failures
     fleet.close()
+"""
+
+
+def test_too_few_descriptors_fail_the_copies() -> None:
+    script = TOO_FEW.format(tests=str(Path(__file__).parents[1]))
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 def test_a_base_that_does_not_answer(base: BaseHandle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from prized_gym.arguments import seconds
 from prized_gym.errors import EngineUnavailableError, SetupError
 from prized_gym.interface.engine import BaseHandle, Engine
 from prized_gym.recipe import Recipe
@@ -18,7 +19,13 @@ class LocalEngine(Engine):
     """Bases are processes of this machine, copies their forks."""
 
     name: ClassVar[str] = "local"
-    options: ClassVar[Mapping[str, Any]] = {"allow_threads": False, "workdir": None, "pin": None}
+    options: ClassVar[Mapping[str, Any]] = {
+        "allow_threads": False,
+        "workdir": None,
+        "close_copies": "own",
+        "close_timeout": 30.0,
+        "pin": None,
+    }
 
     @classmethod
     def check(cls) -> None:
@@ -46,4 +53,9 @@ class LocalEngine(Engine):
             workdir = os.path.realpath(os.fspath(workdir))
             if not os.path.isdir(workdir):
                 raise SetupError(f"workdir {workdir!r} is not a directory")
-        return LocalBase(recipe, bool(options["allow_threads"]), workdir, options["pin"], timeout, progress)
+        close_copies = options["close_copies"]
+        if close_copies not in ("own", True, False):
+            raise ValueError(f"close_copies must be 'own', True or False, got {close_copies!r}")
+        close_timeout = seconds("close_timeout", options["close_timeout"])
+        threads = bool(options["allow_threads"])
+        return LocalBase(recipe, threads, workdir, close_copies, close_timeout, options["pin"], timeout, progress)

@@ -17,7 +17,7 @@ from typing import Any
 
 from prized_gym import by_value
 from prized_gym import recipe as recipes
-from prized_gym.engines.local import copy_process, forking, framing, processes, workdirs
+from prized_gym.engines.local import copy_process, forking, framing, ownership, processes, workdirs
 from prized_gym.engines.local.messages import (
     Adopted,
     Adopting,
@@ -37,6 +37,9 @@ from prized_gym.errors import ForkUnsafeError
 from prized_gym.generators import Generators
 from prized_gym.interface.engine import Description
 from prized_gym.interface.performing import Origin
+
+_SPARE_FILES = 64
+"""Files that an environment is left beside those that come with requests."""
 
 
 def main(control: socket.socket, context: dict[str, Any]) -> None:
@@ -104,7 +107,7 @@ def _failed(error: BaseException) -> Failed:
 
 
 def _too_many_files() -> str:
-    return f"the base may have only {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files open: raise `ulimit -n`"
+    return f"the base {processes.file_limit()}"
 
 
 @dataclass
@@ -139,6 +142,7 @@ class BaseProcess:
         # Hung up, with copies that have been killed and not been reaped yet.
         self._parting: list[_Fleet] = []
         self._strays_left = False
+        self._mark: int | None = None
         env = built.envs[0]
         # As they were described to the trainer: a reset may replace the environment's own.
         self._spaces = (copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space))
@@ -152,6 +156,8 @@ class BaseProcess:
     def serve(self) -> None:
         """Serve until the control socket closes."""
         processes.adopt_orphans()
+        with contextlib.suppress(OSError):
+            self._mark = processes.mark_of(self._pid)
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
         self._watch_children()
@@ -230,6 +236,7 @@ class BaseProcess:
         return None
 
     def _join_fleet(self, request: FleetRequest, fds: list[int]) -> _Fleet | None:
+        self._make_room_for_files()
         if len(fds) != 5:
             # The trainer finds its socket closed.
             sys.stderr.write(_too_many_files() + "\n")
@@ -248,6 +255,17 @@ class BaseProcess:
         fleet = _Fleet(sock, block, Signals(fds[2:]))
         self._fleets[sock.fileno()] = fleet
         return fleet
+
+    @staticmethod
+    def _make_room_for_files() -> None:
+        """See to it that the descriptors of a whole request of forks can arrive."""
+        with contextlib.suppress(OSError):
+            soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            if (
+                soft != resource.RLIM_INFINITY
+                and len(os.listdir("/proc/self/fd")) + framing.MAX_FDS + _SPARE_FILES > soft
+            ):
+                processes.raise_file_limit()
 
     def _leave_fleet(self, fleet: _Fleet) -> None:
         del self._fleets[fleet.sock.fileno()]
@@ -297,8 +315,10 @@ class BaseProcess:
             if not self._settled:
                 self._settled = True
                 forking.settle(lambda: self._generators.collect(self._built.envs))
+                ownership.let_clock_tick()
             ours = self._private_fds()
             files = forking.regular_files({*ours, *fds})
+            pipes = ownership.open_pipes({*ours, *fds}) if self._setup.close_copies == "own" else []
             forking.warn_of_shared_offsets(files, self._files_warned)
             processes.flush_output()
             for number, (index, copy_number) in enumerate(request.copies.items()):
@@ -313,7 +333,7 @@ class BaseProcess:
                         # This base was stopped for long: another may be the copy by now.
                         os._exit(0)
                     unused = {*ours, *fds[2 * number + 2 :]} - {*fleet.signals.fds}
-                    self._become_copy(fleet, index, copy_number, sock_fd, err_fd, unused, files)
+                    self._become_copy(fleet, index, copy_number, sock_fd, err_fd, unused, files, pipes)
                 answer.pids[index] = pid
                 fleet.pids.add(pid)
                 # Closed one by one, so that a later copy does not hold an earlier one's socket.
@@ -346,8 +366,10 @@ class BaseProcess:
         err_fd: int,
         unused: set[int],
         files: list[forking.OpenFile],
+        pipes: list[ownership.Pipe],
     ) -> None:
         try:
+            processes.mark()
             processes.die_with_parent(self._pid)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -363,7 +385,10 @@ class BaseProcess:
                 signals=fleet.signals,
                 base_pid=self._pid,
                 view=workdirs.View(setup.workdir, setup.scratch) if setup.workdir and setup.scratch else None,
+                close=setup.close_copies,
+                allow_threads=setup.allow_threads,
             )
+            process.own_from_here(pipes, in_doubt=False)
             process.begin(index, socket.socket(fileno=sock_fd), err_fd, files)
             process.run()
         except BaseException:
@@ -402,7 +427,10 @@ class BaseProcess:
             self._kill_strays()
 
     def _kill_strays(self) -> None:
-        """Kill what a dead copy had started in a session of its own, which has come down to the base."""
+        """Kill what a dead copy had started in a session of its own, which has come down to the base.
+
+        It bears the copy's mark. What does not is the base's: a launcher's server, detached after the set-up was over.
+        """
         known = set(self._own_children)
         for fleet in (*self._fleets.values(), *self._parting):
             known |= fleet.pids
@@ -414,6 +442,16 @@ class BaseProcess:
         if self._strays_left:
             return
         for pid in strays:
+            if not self._is_marked(pid):
+                self._own_children.add(pid)
+                continue
             for below in processes.descendants(pid):
                 processes.kill(below)
             processes.kill(pid)
+
+    def _is_marked(self, pid: int) -> bool:
+        if self._mark is None:
+            return False
+        with contextlib.suppress(OSError, ValueError):
+            return processes.mark_of(pid) == self._mark + 1
+        return False

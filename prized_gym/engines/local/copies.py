@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -259,7 +260,7 @@ class LocalCopies:
         self.watch.deadlines.done(index)
 
     def retire(self, indices: Sequence[int]) -> None:
-        """Let copies go: idle ones close their environments in their own time, busy ones are killed."""
+        """Let copies go: busy ones are killed, idle ones close their environments, which :meth:`see_off` waits for."""
         live, signalling = self.roster.live, self.signalling
         at_work = [index for index in indices if index in live and signalling.begun[index]]
         for index in at_work:
@@ -269,26 +270,39 @@ class LocalCopies:
         if any(index in live for index in indices):
             self.listen_to_sockets()
         for index in indices:
-            self.roster.part(index)
+            self.roster.dismiss(index)
             signalling.alive[index] = 0
             self.forget(index)
 
-    def leave(self, deadline: float) -> None:
-        """Let every copy go, and wait until they have ended: gently until ``deadline``, then by force."""
+    def see_off(self, indices: Container[int], timeout: float | None) -> None:
+        """Wait until those of the copies ``indices`` that were let go have ended: gently, after ``timeout`` s by force.
+
+        So a copy finds free what the one that it replaces had taken, and there are never more than two per index.
+        """
         roster = self.roster
+        self._await_leavers(indices, None if timeout is None else time.monotonic() + timeout)
+        late = roster.leaving(indices)
+        if late:
+            stack = read_stack(next(iter(late))) if timeout else ""
+            for pid in late:
+                processes.kill(pid)
+            self._await_leavers(indices, time.monotonic() + GRACE)
+            if timeout:
+                warn_cut(f"copies {sorted(late.values())} ({', '.join(f'pid {pid}' for pid in late)})", timeout, stack)
+
+    def _await_leavers(self, indices: Container[int], deadline: float | None) -> None:
+        while self.roster.leaving(indices) and self._joined and self.link.readable(deadline):
+            self.drain_base()
+
+    def leave(self, timeout: float | None) -> None:
+        """Let every copy go, and wait until they have ended: gently for ``timeout`` seconds, then by force."""
         if self.torn:
             # Nobody knows what they are doing: they are killed.
             return
         with contextlib.suppress(PrizedGymError):
             self.drain_base()
-            self.retire(list(roster.live))
-            roster.dismiss()
-            while roster.leaving and self._joined and self.link.readable(deadline):
-                self.drain_base()
-            roster.hurry(at_once=True)
-            final = time.monotonic() + GRACE
-            while roster.leaving and self._joined and self.link.readable(final):
-                self.drain_base()
+            self.retire(list(self.roster.live))
+            self.see_off(range(len(self.signalling.none)), timeout)
 
     # The base
 
@@ -340,3 +354,13 @@ class LocalCopies:
         self._signals.close()
         self.block.close()
         self._closed = True
+
+
+def warn_cut(who: str, timeout: float, stack: str = "") -> None:
+    """Say that somebody was ended within ``env.close()``."""
+    where = f" It was here:\n{stack.rstrip()}" if stack.strip() else ""
+    warnings.warn(
+        f"{who} had not finished env.close() after close_timeout={timeout:g} s and {'were' if who[0] == 'c' else 'was'} ended: "
+        f"pass a longer close_timeout if it needs that long.{where}",
+        stacklevel=2,
+    )

@@ -12,10 +12,11 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
-from prized_gym.engines.local import forking, framing, processes, workdirs
-from prized_gym.engines.local.messages import Answer, Branch, describe_exception
+from prized_gym.engines.local import forking, framing, ownership, processes, workdirs
+from prized_gym.engines.local.messages import Answer, Branch, CheckBranch, describe_exception
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import IN_SLOT, LISTEN_SOCKET, ON_SOCKET, RESETTING, SLOT, Block
 from prized_gym.engines.local.stacks import watch_stack
@@ -42,6 +43,8 @@ class CopyProcess:
         signals: Signals,
         base_pid: int,
         view: workdirs.View | None,
+        close: str | bool,
+        allow_threads: bool,
     ) -> None:
         self._env = env
         self._origin = origin
@@ -63,6 +66,14 @@ class CopyProcess:
         self._fence = threading.Lock()
         self._memory_read_at = 0.0
         self._stack_fd = -1
+        self._close = close
+        self._allow_threads = allow_threads
+        self._ownership: ownership.Ownership | None = None
+
+    def own_from_here(self, pipes: Iterable[ownership.Pipe], in_doubt: bool) -> None:
+        """Take what there is in this new fork for that of the process it is a fork of; see :mod:`.ownership`."""
+        if self._close == "own":
+            self._ownership = ownership.Ownership(pipes, in_doubt)
 
     def begin(self, index: int, sock: socket.socket, err_fd: int, files: list[forking.OpenFile]) -> None:
         """Become copy ``index``: own process group, stderr, file offsets, view of the working directory."""
@@ -175,6 +186,9 @@ class CopyProcess:
         return None
 
     def _command(self, command: Command) -> Answer | None:
+        if isinstance(command, CheckBranch):
+            forking.check(self._allow_threads, f"copy {self.index}")
+            return None
         if isinstance(command, Branch):
             return self._branch(command.targets)
         performed = perform_command(self._env, command, self._origin)
@@ -188,7 +202,9 @@ class CopyProcess:
         framing.receive(self._sock, fds)
         sys.stdout.flush()
         sys.stderr.flush()
-        files = forking.regular_files({*fds, self._sock.fileno(), self._stack_fd})
+        ours = {*fds, self._sock.fileno(), self._stack_fd}
+        files = forking.regular_files(ours)
+        pipes = ownership.open_pipes(ours) if self._ownership is not None else []
         if self._view is not None:
             self._view.freeze()
             forking.reopen(files, (self._view.root, self._view.root))
@@ -201,6 +217,7 @@ class CopyProcess:
                 if middle == 0:
                     self._leave_source()
                     fds = [fd for fd in fds if fd not in theirs]
+                    self.own_from_here(pipes, in_doubt=True)
                     return self._become(target, sock_fd, err_fd, files, python_state)
                 if os.waitpid(middle, 0)[1] != 0:
                     raise OSError(f"copy {target} could not be forked off")
@@ -264,7 +281,10 @@ class CopyProcess:
 
     def _leave(self) -> None:
         try:
-            self._env.close()
+            if self._ownership is not None:
+                self._ownership.protect()
+            if self._close:
+                self._env.close()
         except Exception:
             traceback.print_exc()
         processes.flush_output()

@@ -29,6 +29,8 @@ class LocalBase(BaseHandle):
         recipe: what to build.
         allow_threads: fork although there are live threads.
         workdir: the directory to run in, of which each copy gets its own view; absolute.
+        close_copies: what a copy that ends closes, as in :class:`prized_gym.Base`.
+        close_timeout: seconds that ``env.close()`` may take; None for ever.
         pin: whether each copy is to stay on one core; None: as it is found best.
         timeout: seconds a set-up may take.
         progress: show a progress bar meanwhile.
@@ -39,12 +41,15 @@ class LocalBase(BaseHandle):
         recipe: Recipe,
         allow_threads: bool,
         workdir: str | None,
+        close_copies: str | bool,
+        close_timeout: float | None,
         pin: bool | None,
         timeout: float | None,
         progress: bool,
     ) -> None:
         self.known: set[str] = set()
-        self._setup = Setup(recipe.dumps(self.known), allow_threads, workdir)
+        self._setup = Setup(recipe.dumps(self.known), allow_threads, workdir, close_copies=close_copies)
+        self._close_timeout = close_timeout
         self._pin = pin
         self._timeout = timeout
         self._progress = progress
@@ -53,7 +58,7 @@ class LocalBase(BaseHandle):
         self._closed = False
         self._first_reset: ResetRequest | None = None
         self._fleets: weakref.WeakSet[LocalFleet] = weakref.WeakSet()
-        self._running = RunningBase(self._setup, timeout, progress)
+        self._running = RunningBase(self._setup, timeout, progress, close_timeout)
         self.description = self._running.description
         _LIVE.add(self)
 
@@ -73,7 +78,7 @@ class LocalBase(BaseHandle):
                 return
             # Returns when the copies of the old process are gone too: none of them can touch a fleet's memory any more.
             self._running.close()
-            running = RunningBase(self._setup, self._timeout, self._progress)
+            running = RunningBase(self._setup, self._timeout, self._progress, self._close_timeout)
             try:
                 if self._first_reset is not None:
                     running.reset_environment(self._first_reset.seed)
@@ -86,7 +91,7 @@ class LocalBase(BaseHandle):
     def fleet(self, size: int, limits: TimeLimits = UNLIMITED, labels: Mapping[str, str] | None = None) -> LocalFleet:
         self.revive()
         try:
-            fleet = LocalFleet(size, self, self.description, limits, self._pin)
+            fleet = LocalFleet(size, self, self.description, limits, self._pin, self._close_timeout)
         except OSError as error:
             raise PrizedGymError(f"a fleet of {size} copies could not be made: {processes.explain(error)}") from error
         self._fleets.add(fleet)

@@ -16,7 +16,7 @@ from prized_gym.batch import Array, read_only
 from prized_gym.engines.local.copies import LocalCopies, Packed
 from prized_gym.engines.local.link import Joinable
 from prized_gym.engines.local.messages import Answer, load_exception
-from prized_gym.engines.local.roster import GRACE
+from prized_gym.engines.local.roster import CLOSE_TIMEOUT
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
 from prized_gym.engines.local.spawning import FOR_EVER, Spawning
@@ -44,6 +44,7 @@ class LocalFleet(Fleet):
         description: Description,
         limits: TimeLimits = UNLIMITED,
         pin: bool | None = None,
+        close_timeout: float | None = CLOSE_TIMEOUT,
     ) -> None:
         self.size = size
         block = Block(description.observation_space, description.action_space, size)
@@ -56,7 +57,8 @@ class LocalFleet(Fleet):
             signals.close()
             raise
         self._signalling = copies.signalling
-        self._spawning = Spawning(copies, limits)
+        self._spawning = Spawning(copies, limits, close_timeout)
+        self._close_timeout = close_timeout
         self.observations = block.observations
         self._actions = block.actions
         self._by_message = bool(block.actions.object_leaves)
@@ -81,8 +83,12 @@ class LocalFleet(Fleet):
         self._check_idle([source])
         copies = self._copies
         copies.torn = True
-        self._spawning.branch(source, targets)
+        refusal = self._spawning.refusal(source)
+        if refusal is None:
+            self._spawning.branch(source, targets)
         copies.torn = False
+        if refusal is not None:
+            raise refusal
 
     # One batch
 
@@ -182,8 +188,6 @@ class LocalFleet(Fleet):
         """What the copies ``finished`` gave, which are idle from here on."""
         copies, signalling, deadlines = self._copies, self._signalling, self._watch.deadlines
         copies.torn = True
-        if copies.roster.parting:
-            copies.roster.dismiss()
         if finished is self._everyone:
             signalling.begun[:] = signalling.none
             deadlines.clear()
@@ -272,7 +276,6 @@ class LocalFleet(Fleet):
         copies = self._copies
         copies.torn = True
         copies.retire(indices)
-        copies.roster.dismiss()
         copies.torn = False
 
     def abandon(self) -> None:
@@ -283,7 +286,7 @@ class LocalFleet(Fleet):
         if self._closed or self._copies.link.error is not None:
             return
         with contextlib.suppress(PrizedGymError):
-            self._copies.leave(time.monotonic() + 1.0)
+            self._copies.leave(self._close_timeout)
         self._copies.lose_base(BaseDiedError("the base was closed"))
         self._copies.link.shut_down()
 
@@ -293,7 +296,7 @@ class LocalFleet(Fleet):
         self._closed = True
         try:
             if timeout is None or timeout > 0.0:
-                self._copies.leave(time.monotonic() + (GRACE if timeout is None else timeout))
+                self._copies.leave(self._close_timeout if timeout is None else timeout)
         finally:
             self._copies.close()
             _OPEN.discard(self)

@@ -41,22 +41,28 @@ _MADV_COLLAPSE = 25
 _HUGE_PAGE = 2 << 20
 
 
-def check(allow_threads: bool) -> None:
-    """Refuse to fork a base that holds what a fork cannot carry over.
+def check(allow_threads: bool, what: str = "the base") -> None:
+    """Refuse to fork a process that holds what a fork cannot carry over.
+
+    Args:
+        allow_threads: do not mind threads.
+        what: this process, in words: the base, or a copy that is to be branched.
 
     Raises:
         ForkUnsafeError: a live thread that is no known-safe pool (unless ``allow_threads``), or CUDA initialised.
     """
-    _check_cuda()
+    _check_cuda(what)
     _stop_tqdm_monitor()
     if allow_threads:
         return
     unsafe = [*_python_threads(), *_native_threads()]
     if unsafe:
         raise ForkUnsafeError(
-            f"the base has {len(unsafe)} live thread{'s' if len(unsafe) > 1 else ''} that a fork would not copy, so that "
-            "a copy could wait for it for ever:\n" + "\n".join(unsafe) + "\nStart it in `on_fork` instead, "
-            'run the environment in a whole forked sandbox (engine="gvisor"), or pass allow_threads=True if the copies '
+            f"{what} has {len(unsafe)} live thread{'s' if len(unsafe) > 1 else ''} that a fork would not copy, so that "
+            "a copy could wait for it for ever:\n"
+            + "\n".join(unsafe)
+            + ("\nStart it in `on_fork` instead, " if what == "the base" else "\nEnd it before branch(), ")
+            + 'run the environment in a whole forked sandbox (engine="gvisor"), or pass allow_threads=True if the copies '
             "do not need it."
         )
 
@@ -186,7 +192,7 @@ def reopen(files: Iterable[OpenFile], moved: tuple[str, str] | None = None) -> N
             os.close(new)
 
 
-def _check_cuda() -> None:
+def _check_cuda(what: str) -> None:
     torch: Any = sys.modules.get("torch")
     initialised = False
     with contextlib.suppress(Exception):
@@ -195,8 +201,13 @@ def _check_cuda() -> None:
         initialised = any(path.startswith("/dev/nvidia") and "ctl" not in path for path in _open_paths())
     if initialised:
         raise ForkUnsafeError(
-            "CUDA is initialised in the base, and a CUDA context does not survive a fork. Keep the model on the CPU "
-            "while warming up and move it to the GPU in `on_fork=lambda env, index, seed: ...`, which runs in each copy."
+            f"CUDA is initialised in {what}, and a CUDA context does not survive a fork. "
+            + (
+                "Keep the model on the CPU while warming up and move it to the GPU in "
+                "`on_fork=lambda env, index, seed: ...`, which runs in each copy."
+                if what == "the base"
+                else "Branch copies of an environment that computes on the CPU."
+            )
         )
 
 

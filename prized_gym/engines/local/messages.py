@@ -23,12 +23,14 @@ class Setup:
         allow_threads: fork although there are live threads.
         workdir: the directory the base runs in, of which each copy gets its own view.
         scratch: where those views are kept.
+        close_copies: ``"own"``, True or False, as in :class:`prized_gym.Base`.
     """
 
     recipe: bytes
     allow_threads: bool = False
     workdir: str | None = None
     scratch: str | None = None
+    close_copies: str | bool = "own"
 
 
 @dataclass
@@ -116,6 +118,11 @@ class Died:
 
 
 # A fleet and a copy, on the copy's socket and in its slot of shared memory
+
+
+@dataclass
+class CheckBranch(Command):
+    """Say whether this copy can be forked: an error if it holds what a fork cannot carry over."""
 
 
 @dataclass

@@ -14,6 +14,7 @@ from collections.abc import Container
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_MOST_FILES = 1 << 16
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -59,6 +60,56 @@ def descendants(pid: int, but: Container[int] = ()) -> list[int]:
     return found
 
 
+def started(pid: int) -> int | None:
+    """When a process began, in ticks since the system did; None if there is none, or no /proc."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # Its name comes second and may hold anything.
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def mark() -> None:
+    """Mark this process, and whatever descends from it from here on, as one to end rather than the one it is a fork of.
+
+    That is what its ``oom_score_adj`` means, which no change of session, program or environment takes away.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        own = mark_of(os.getpid())
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write(str(own + 1))
+
+
+def mark_of(pid: int) -> int:
+    """What :func:`mark` adds one to.
+
+    Raises:
+        OSError: there is no such process, or no /proc.
+    """
+    with open(f"/proc/{pid}/oom_score_adj") as file:
+        return int(file.read())
+
+
+def raise_file_limit() -> bool:
+    """Let this process have as many files open as the system permits; False if it may already."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def file_limit() -> str:
+    """How many files this process may have open, in words that say whose limit that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"may have {soft} files open, and its hard limit is {hard}: raise it (`ulimit -Hn`), or have fewer copies"
+
+
 def cores() -> list[int]:
     """The cores this process may run on, in order; empty where the system does not say."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -102,7 +153,7 @@ def describe_exit(code: int) -> str:
 def explain(error: OSError) -> str:
     """What a system call failed of, in words, with what can be done about it."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return f"{error} (this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files open: see `ulimit -n`)"
+        return f"{error} (this process {file_limit()})"
     return str(error)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from prized_gym.engines.local import processes
@@ -11,7 +12,10 @@ from prized_gym.engines.local.output import Stream
 from prized_gym.interface.failure import Failure, not_forked
 
 GRACE = 5.0
-"""Seconds a copy may take over ``env.close()`` when it is replaced or its fleet is closed."""
+"""Seconds that anything but the environment's own code may take."""
+
+CLOSE_TIMEOUT = 30.0
+"""Seconds that ``env.close()`` may take, in the copies and in the base, unless the user says."""
 
 
 @dataclass
@@ -54,8 +58,7 @@ class Roster:
     def __init__(self, size: int) -> None:
         self.live: dict[int, LocalCopy] = {}
         self.gone: dict[int, Failure] = {index: not_forked(index) for index in range(size)}
-        self._parting: list[LocalCopy] = []
-        self._leaving: dict[int, tuple[LocalCopy, float]] = {}
+        self._leaving: dict[int, tuple[int, LocalCopy]] = {}
         self._unclaimed: dict[int, int] = {}
 
     def admit(self, index: int, copy: LocalCopy) -> None:
@@ -78,13 +81,8 @@ class Roster:
             if copy.pid == pid:
                 return index
         if pid in self._leaving:
-            self._leaving.pop(pid)[0].close()
+            self._leaving.pop(pid)[1].close()
             return None
-        for copy in self._parting:
-            if copy.pid == pid:
-                self._parting.remove(copy)
-                copy.close()
-                return None
         # Perhaps a copy whose pid is not known here yet.
         self._unclaimed[pid] = status
         return None
@@ -103,51 +101,30 @@ class Roster:
 
     # Copies that are let go
 
-    def part(self, index: int) -> None:
-        """Let the idle copy ``index`` go, at the next :meth:`dismiss`."""
+    def dismiss(self, index: int) -> None:
+        """Let the idle copy ``index`` go: it sees its socket close, closes its environment and ends."""
         copy = self.live.pop(index, None)
         if copy is not None:
-            self._parting.append(copy)
-        self.gone[index] = not_forked(index)
-
-    def dismiss(self) -> None:
-        """Let the copies that were replaced end: after the new ones have answered, which a caller waits for."""
-        for copy in self._parting:
-            # The copy sees its socket close, closes its environment and ends.
             copy.sock.close()
             if copy.pid:
-                self._leaving[copy.pid] = (copy, time.monotonic() + GRACE)
+                self._leaving[copy.pid] = (index, copy)
             else:
                 copy.stderr.close()
-        self._parting.clear()
+        self.gone[index] = not_forked(index)
 
-    @property
-    def parting(self) -> bool:
-        """Whether there is somebody to :meth:`dismiss`."""
-        return bool(self._parting)
-
-    @property
-    def leaving(self) -> bool:
-        """Whether some that were dismissed have not ended yet."""
-        return bool(self._leaving)
-
-    def hurry(self, at_once: bool = False) -> None:
-        """Kill those that were dismissed and take too long to end; all of them if ``at_once``."""
-        now = time.monotonic()
-        for pid, (_, deadline) in self._leaving.items():
-            if at_once or now > deadline:
-                processes.kill(pid)
+    def leaving(self, indices: Container[int]) -> dict[int, int]:
+        """Those of the copies ``indices`` that were dismissed and have not ended yet: their pids, and which they were."""
+        return {pid: index for pid, (index, _) in self._leaving.items() if index in indices}
 
     def forget_leavers(self) -> None:
         """Nobody will tell when those that were let go have ended."""
-        for copy in (*self._parting, *(leaver for leaver, _ in self._leaving.values())):
-            copy.close()
-        self._parting.clear()
+        for _, leaver in self._leaving.values():
+            leaver.close()
         self._leaving.clear()
 
     def kill_all(self) -> bool:
         """Kill everybody whose pid is known, once; whether there is anybody."""
-        everybody = [*self.live.values(), *self._parting, *(leaver for leaver, _ in self._leaving.values())]
+        everybody = [*self.live.values(), *(leaver for _, leaver in self._leaving.values())]
         for copy in everybody:
             copy.kill()
             # It may be another process's by the time this is called again.

@@ -20,9 +20,11 @@ from pathlib import Path
 
 from prized_gym import by_value
 from prized_gym.engines.local import forking, framing, processes
+from prized_gym.engines.local.copies import warn_cut
 from prized_gym.engines.local.link import BaseLink
 from prized_gym.engines.local.messages import Failed, FleetRequest, ResetRequest, Setup, load_exception
 from prized_gym.engines.local.output import Stream
+from prized_gym.engines.local.roster import GRACE
 from prized_gym.engines.local.semaphores import Signals
 from prized_gym.engines.local.shared_memory import Block
 from prized_gym.errors import BaseDiedError, RemoteTraceback, SetupError, SetupTimeoutError
@@ -39,6 +41,7 @@ class RunningBase:
         setup: what to build; its scratch directory is made here.
         timeout: seconds the set-up may take, and a reset of the environment in the base.
         progress: show a progress bar meanwhile.
+        close_timeout: seconds that its environments may take to close; None for ever.
 
     Attributes:
         description: what the base told of its environments.
@@ -48,11 +51,13 @@ class RunningBase:
         Exception: what the user's factory or ``warm_up`` raised.
     """
 
-    def __init__(self, setup: Setup, timeout: float | None, progress: bool) -> None:
+    def __init__(self, setup: Setup, timeout: float | None, progress: bool, close_timeout: float | None) -> None:
         # Reentrant: what closes the base may be called by the garbage collector, or in a signal handler.
         self._lock = threading.RLock()
         self._ended = False
         self._timeout = timeout
+        self._close_timeout = close_timeout
+        self._serving = False
         with contextlib.ExitStack() as undo:
             try:
                 scratch = None if setup.workdir is None else self._make_scratch(undo)
@@ -66,6 +71,7 @@ class RunningBase:
         except BaseException:
             self.close()
             raise
+        self._serving = True
 
     @staticmethod
     def _make_scratch(undo: contextlib.ExitStack) -> str:
@@ -231,15 +237,18 @@ class RunningBase:
             if self._ended:
                 return
             # The base sees its control socket close, closes its environments and ends; then so does the supervisor.
+            where = self.where
             self._control.close()
+            # While it is set up there is nothing to close.
+            timeout, late = self._close_timeout if self._serving else GRACE, False
             try:
-                self._process.wait(5)
+                self._process.wait(timeout)
             except subprocess.TimeoutExpired:
-                pass
-            except BaseException:
+                late = True
+            finally:
                 self._end()
-                raise
-            self._end()
+        if late and timeout and self._serving:
+            warn_cut(f"the base ({where})", timeout)
 
     def _end(self) -> None:
         lifeline, self._lifeline = self._lifeline, -1

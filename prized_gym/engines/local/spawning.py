@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prized_gym.engines.local import framing, processes
 from prized_gym.engines.local.copies import LocalCopies, Packed
-from prized_gym.engines.local.messages import Adopted, Adopting, Answer, Branch, Forked, ForkRequest
+from prized_gym.engines.local.messages import (
+    Adopted,
+    Adopting,
+    Answer,
+    Branch,
+    CheckBranch,
+    Forked,
+    ForkRequest,
+    load_exception,
+)
 from prized_gym.engines.local.output import Stream
 from prized_gym.engines.local.roster import LocalCopy
 from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError
@@ -21,6 +32,8 @@ from prized_gym.interface.commands import Command
 from prized_gym.interface.failure import Failure, not_forked
 from prized_gym.interface.fleet import TimeLimits
 from prized_gym.interface.performing import copy_number
+
+_T = TypeVar("_T")
 
 FORK_TIMEOUT = 60.0
 """Seconds the base may take to fork, and a copy to branch, unless a reset may take longer."""
@@ -37,15 +50,17 @@ class Planned:
 
 
 class Spawning:
-    """Makes the copies of one fleet.
+    """Makes the copies of one fleet. What a new copy replaces has closed its environment, and ended, before.
 
     Args:
         copies: the copies.
         limits: those of the fleet; a socket waits no longer than the longer one.
+        close_timeout: seconds that a copy which is replaced may take over ``env.close()``; None for ever.
     """
 
-    def __init__(self, copies: LocalCopies, limits: TimeLimits) -> None:
+    def __init__(self, copies: LocalCopies, limits: TimeLimits, close_timeout: float | None) -> None:
         self._copies = copies
+        self._close_timeout = close_timeout
         self._requests = 0
         self._timeout = max(FORK_TIMEOUT, limits.reset or 0.0)
         given = [limit for limit in (limits.step, limits.reset) if limit is not None]
@@ -74,7 +89,7 @@ class Spawning:
         if copies.link.error is not None:
             copies.rejoin()
         copies.retire(list(planned))
-        copies.roster.hurry()
+        copies.see_off(planned, self._close_timeout)
         if self._fork_all(planned):
             return
         # It died before it had forked them all, or while it was idle and nobody noticed.
@@ -158,6 +173,7 @@ class Spawning:
         copies = self._copies
         copies.drain_base()
         copies.retire(targets)
+        copies.see_off(targets, self._close_timeout)
         copies.listen_to_sockets()
         for start in range(0, len(targets), _AT_ONCE):
             some = list(targets[start : start + _AT_ONCE])
@@ -229,6 +245,26 @@ class Spawning:
                     if busy[index]:
                         copies.kill(index, timed_out=FORK_TIMEOUT)
 
+    def refusal(self, source: int) -> PrizedGymError | None:
+        """Ask the idle copy ``source`` whether it can be forked, before anything is ended for that; why it cannot."""
+        copies = self._copies
+        copies.drain_base()
+        if not copies.signalling.alive[source]:
+            return None
+        copies.listen_to_sockets()
+        copies.begin_command(source, copies.pack(source, CheckBranch()))
+        deadline = time.monotonic() + FORK_TIMEOUT
+        while copies.signalling.busy[source]:
+            copies.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if time.monotonic() > deadline:
+                copies.kill(source, timed_out=FORK_TIMEOUT)
+        answer = copies.read_answer(source)
+        copies.forget(source)
+        if isinstance(answer, Answer) and answer.raised is not None:
+            error = load_exception(answer.raised.exception)
+            return error if isinstance(error, PrizedGymError) else PrizedGymError(answer.raised.summary)
+        return None
+
     def _copy_rows(self, source: int, target: int) -> None:
         block = self._copies.block
         block.observations.move(source, target)
@@ -259,11 +295,11 @@ class Spawning:
         fds: list[int] = []
         try:
             for index in indices:
-                ours, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                ours, remote = _pair()
                 theirs.append(remote)
                 try:
                     self._limit_sending(ours)
-                    fresh[index] = LocalCopy(ours, Stream("stderr"), set(self._copies.known))
+                    fresh[index] = LocalCopy(ours, _stream(), set(self._copies.known))
                 except BaseException:
                     ours.close()
                     raise
@@ -295,6 +331,24 @@ class Spawning:
         status = self._copies.roster.note_pid(index, pid)
         if status is not None:
             self._copies.bury(index, "died", processes.describe_status(status))
+
+
+def _with_more_files(make: Callable[[], _T]) -> _T:
+    """Make something of descriptors, under a higher limit of them if there is need for one and the system permits."""
+    try:
+        return make()
+    except OSError as error:
+        if error.errno != errno.EMFILE or not processes.raise_file_limit():
+            raise
+        return make()
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return _with_more_files(lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+
+
+def _stream() -> Stream:
+    return _with_more_files(lambda: Stream("stderr"))
 
 
 def _refused(indices: Sequence[int], reason: str | None) -> PrizedGymError:
