@@ -50,7 +50,11 @@ class LocalEngine(Engine):
 
         workdir = options["workdir"]
         if workdir is not None:
-            workdir = os.path.realpath(os.fspath(workdir))
+            given = os.fspath(workdir)
+            try:
+                workdir = os.path.realpath(given)
+            except FileNotFoundError:
+                raise SetupError(f"workdir {given!r} is relative, and the working directory was deleted") from None
             if not os.path.isdir(workdir):
                 raise SetupError(f"workdir {workdir!r} is not a directory")
         close_copies = options["close_copies"]

@@ -50,7 +50,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
         PrizedGymError: this process may not have that many files open.
     """
     try:
-        return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return processes.with_enough_files(lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
     except OSError as error:
         raise PrizedGymError(f"no socket to the base process could be made: {processes.explain(error)}") from error
 

@@ -188,9 +188,9 @@ def _emit(name: str, text: str) -> None:
 
 def _await_end(thread: threading.Thread) -> None:
     """Python lets go of a thread a moment before the system does, which counts them too."""
-    place, deadline = f"/proc/self/task/{thread.native_id}", time.monotonic() + 0.1
+    place, deadline = f"/proc/self/task/{thread.native_id}", time.monotonic() + 1.0
     while os.path.exists(place) and time.monotonic() < deadline:
-        time.sleep(0)
+        time.sleep(1e-4)
 
 
 def _pending_call(function: Callable[[], None]) -> Callable[[], None]:

@@ -6,12 +6,13 @@ import contextlib
 import ctypes
 import errno
 import os
-import resource
 import signal
 import sys
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable, Container
+from typing import TypeVar
 
+_T = TypeVar("_T")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_FILES = 1 << 16
@@ -93,6 +94,8 @@ def mark_of(pid: int) -> int:
 
 def raise_file_limit() -> bool:
     """Let this process have as many files open as the system permits; False if it may already."""
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -104,8 +107,20 @@ def raise_file_limit() -> bool:
     return True
 
 
+def with_enough_files(make: Callable[[], _T]) -> _T:
+    """What ``make`` returns, called once more with a higher limit where this process may not have that many files open."""
+    try:
+        return make()
+    except OSError as error:
+        if error.errno != errno.EMFILE or not raise_file_limit():
+            raise
+        return make()
+
+
 def file_limit() -> str:
     """How many files this process may have open, in words that say whose limit that is."""
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return f"may have {soft} files open, and its hard limit is {hard}: raise it (`ulimit -Hn`), or have fewer copies"
 
@@ -152,9 +167,7 @@ def describe_exit(code: int) -> str:
 
 def explain(error: OSError) -> str:
     """What a system call failed of, in words, with what can be done about it."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return f"{error} (this process {file_limit()})"
-    return str(error)
+    return f"{error} (this process {file_limit()})" if error.errno == errno.EMFILE else str(error)
 
 
 def flush_output() -> None:
