@@ -78,8 +78,8 @@ class Base(SandboxMethods):
             copy on one core; None: while steps are cheap and there are at least two copies per core). Of engines whose bases
             are sandboxes: ``upload`` (``{local: remote}``, files and directories copied in first), ``setup`` (shell
             commands, run one after another), ``start`` (the command that runs a server of your own), ``ready`` (a URL in
-            the sandbox that answers once it is up, such as ``"http://127.0.0.1:8000/health"``), ``protocol`` (what it speaks, see
-            :mod:`prized_gym.protocols`; without one the base is forked, but not stepped), ``port`` (its port, if
+            the sandbox that answers once it is up, such as ``"http://127.0.0.1:8000/health"``), ``protocol`` (what it
+            speaks, see :mod:`prized_gym.protocols`; without one the base is forked, but not stepped), ``port`` (its port, if
             ``ready`` does not say; 8000), ``env_vars``, ``vcpu``, ``memory_gb``, ``disk_gb``, ``max_runtime_min``,
             ``labels``, ``network`` (``"none"``, or ``"outbound"`` for set-up commands that download),
             ``copy_network`` (that of the copies, ``"none"``), ``channel`` (``"http"`` or ``"exec"``; None: the better one
