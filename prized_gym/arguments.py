@@ -38,10 +38,36 @@ def seconds(name: str, value: float | None) -> float | None:
     return value
 
 
-def earlier(a: float | None, b: float | None) -> float | None:
-    """Return the smaller of two limits, of which None is none at all."""
-    limits = [limit for limit in (a, b) if limit is not None]
-    return min(limits) if limits else None
+def label_map(labels: Mapping[Any, Any] | None) -> dict[str, str] | None:
+    """Return ``labels`` with names and values as text; None for None; else raise TypeError."""
+    if labels is None:
+        return None
+    if not isinstance(labels, Mapping):
+        raise TypeError(f"labels must be a dict of strings or None, got {labels!r}")
+    return {str(name): str(value) for name, value in labels.items()}
+
+
+def check_fork(
+    n: int, labels: Mapping[Any, Any] | None, network: str | None, timeout: float
+) -> tuple[int, dict[str, str] | None]:
+    """Return the number and the labels of a fork, whose arguments are those of ``Copy.fork``.
+
+    Raises:
+        TypeError, ValueError: one of them makes no sense; the message names it.
+    """
+    if network is not None:
+        one_of("network", network, ("none", "outbound"))
+    if timeout is None:
+        raise ValueError("timeout must be a positive number of seconds, got None")
+    seconds("timeout", timeout)
+    return at_least_one("n", n), label_map(labels)
+
+
+def identifier(id: Any) -> str:
+    """Return ``id`` if it can be the id of a kept base; else raise TypeError."""
+    if not isinstance(id, str):
+        raise TypeError(f"id must be the string that keep() returned, got {id!r}")
+    return id
 
 
 def seed_list(seed: Seed, count: int) -> list[int | None]:

@@ -72,8 +72,17 @@ class _Background:
         self.threads = Threads(MOST_THREADS)
         # Apart, so that ending what hangs does not wait for what hangs.
         self.urgent = Threads(MOST_URGENT)
-        self.thread = threading.Thread(target=self.loop.run_forever, name="prized_gym-channels", daemon=True)
+        self.thread = threading.Thread(target=self._serve, name="prized_gym-channels", daemon=True)
         self.thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self.loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                # Raised by a user's own code, such as a protocol's. Its task has it; all others go on.
+                continue
+            return
 
 
 _lock = threading.Lock()

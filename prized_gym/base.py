@@ -13,7 +13,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from prized_gym import engines
-from prized_gym.arguments import seconds
+from prized_gym.arguments import identifier, seconds
 from prized_gym.base_sandbox import SandboxMethods
 from prized_gym.errors import BaseDiedError
 from prized_gym.html import table
@@ -161,6 +161,7 @@ class Base(SandboxMethods):
             SandboxError: there is no such base.
             EngineUnavailableError: the engine cannot run here, or keeps no bases.
         """
+        identifier(id)
         base = cls.__new__(cls)
         base.closed = True
         base._engine = engines.load(engine)
@@ -224,6 +225,11 @@ class Base(SandboxMethods):
     def copy_size(self) -> tuple[float, float] | None:
         """The vCPUs and the GB of memory that each copy is given and charged for; None where it takes what it uses."""
         return self._handle.copy_size
+
+    @property
+    def tells_cost(self) -> bool:
+        """Whether its provider tells what it bills for a copy."""
+        return self._handle.tells_cost
 
     @property
     def description(self) -> Description:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prized_gym import engines
+from prized_gym.arguments import check_fork, identifier
 from prized_gym.errors import BaseDiedError, EngineUnavailableError
 from prized_gym.interface.engine import BaseHandle, Engine
 from prized_gym.interface.sandbox import KEPT_HOURS, Answer, Copy, ExecResult, Files, KeptBase, SandboxHandle
@@ -62,6 +63,7 @@ class SandboxMethods:
             BaseDiedError: the base is gone. SandboxError: it could not be forked.
             EngineUnavailableError: the base is no sandbox.
         """
+        n, labels = check_fork(n, labels, network, timeout)
         return self.sandbox_handle().fork(n, labels, network, timeout)
 
     def pause(self) -> None:
@@ -85,7 +87,7 @@ class SandboxMethods:
             ValueError: ``lifetime_hours`` is not positive.
             SandboxError: the provider keeps no sandboxes.
         """
-        if lifetime_hours is not None and not lifetime_hours > 0:
+        if lifetime_hours is not None and (not isinstance(lifetime_hours, (int, float)) or not lifetime_hours > 0):
             raise ValueError(f"lifetime_hours must be positive or None, got {lifetime_hours!r}")
         kept = self.sandbox_handle().keep(lifetime_hours)
         self.closed = True
@@ -118,6 +120,7 @@ class SandboxMethods:
         Returns:
             Whether there was one.
         """
+        identifier(id)
         found = False
         for one in _asked(engine):
             with _able(engine):

@@ -99,7 +99,9 @@ class _Engines:
 
     def kept(self) -> list[KeptBase]:
         """List what they keep, oldest first."""
-        found = [base for engine in self.loaded for base in self.attempt(engine.name, engine.kept) or ()]
+        told = [(engine, base) for engine in self.loaded for base in self.attempt(engine.name, engine.kept) or ()]
+        # One that cannot even be shown is complained of, and hides none of the others.
+        found = [base for engine, base in told if self.attempt(engine.name, lambda base=base: _row(base))]
         return sorted(found, key=lambda base: 0.0 if math.isnan(base.created) else base.created)
 
     def attempt(self, name: str, action: Any) -> Any:
@@ -157,7 +159,12 @@ def _fields(base: KeptBase) -> dict[str, Any]:
 def _row(base: KeptBase) -> tuple[str, ...]:
     labels = " ".join(f"{key}={value}" for key, value in sorted(base.labels.items()))
     age = "?" if math.isnan(base.created) else _age(base.age)
-    return base.id, base.engine, _size(base.size) or "?", age, _remaining(base.expires), labels
+    return base.id, base.engine, _size(base.size) or "?", age, _remaining(base.expires), _printable(labels)
+
+
+def _printable(text: str) -> str:
+    """Write what would move the cursor, or begin a line, as an escape."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

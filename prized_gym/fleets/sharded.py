@@ -233,6 +233,10 @@ class ShardedFleet(Fleet):
         shard = self._of[index]
         return shard.fleet.usage(index - shard.first)
 
+    def age(self, index: int) -> float:
+        shard = self._of[index]
+        return shard.fleet.age(index - shard.first)
+
     def release(self, indices: Sequence[int]) -> None:
         for shard, chosen in self._by_shard(indices):
             shard.fleet.release([index - shard.first for index in chosen])

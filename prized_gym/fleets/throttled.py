@@ -185,6 +185,9 @@ class ThrottledFleet(Fleet):
     def usage(self, index: int) -> Usage:
         return self._fleet.usage(index)
 
+    def age(self, index: int) -> float:
+        return self._fleet.age(index)
+
     def release(self, indices: Sequence[int]) -> None:
         self._fleet.release(indices)
 

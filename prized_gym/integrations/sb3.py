@@ -40,7 +40,7 @@ class ForkedVecEnv(VecEnv):
         >>> from stable_baselines3 import PPO
         >>> from prized_gym.integrations.sb3 import ForkedVecEnv
         >>> envs = ForkedVecEnv("CartPole-v1", num_envs=8)
-        >>> model = PPO("MlpPolicy", envs, seed=0).learn(2_000)
+        >>> model = PPO("MlpPolicy", envs, n_steps=64, seed=0).learn(2_000)
         >>> envs.close()
 
     It stands where ``DummyVecEnv`` and ``SubprocVecEnv`` do, ``make_vec_env(..., vec_env_cls=ForkedVecEnv,

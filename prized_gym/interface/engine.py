@@ -61,6 +61,11 @@ class BaseHandle(ABC):
         """The vCPUs and the GB of memory that each copy is given and charged for; None where it takes what it uses."""
         return None
 
+    @property
+    def tells_cost(self) -> bool:
+        """Whether the usage of a copy has what its provider bills for it."""
+        return False
+
     @abstractmethod
     def revive(self) -> None:
         """Build the base anew from its recipe, its environment reset as before, if it has died. Thread-safe.

@@ -24,7 +24,8 @@ from prized_gym.interface.failure import Failure
 class TimeLimits:
     """How many seconds a copy may take, which its fleet enforces; None for ever.
 
-    A copy that takes longer is ended, and fails with kind ``timeout``.
+    A copy that takes longer is ended, and fails with kind ``timeout``. What a request waits for its turn, where a provider
+    takes only so many at once, counts toward neither.
 
     Attributes:
         step: for a step.
@@ -140,7 +141,7 @@ class Fleet(ABC):
         Args:
             arrays: one action array ``(N, *shape)`` per array leaf of the action space; the caller may reuse it at once.
             objects: one sequence of N values per object leaf.
-            ops: a byte per copy: ``STEP``, ``STEP_RESET``, ``RESET`` or ``NOOP``.
+            ops: a byte per copy: ``STEP``, ``STEP_RESET``, ``RESET`` or ``NOOP``, which does nothing, and finishes too.
         """
 
     @abstractmethod
@@ -206,6 +207,10 @@ class Fleet(ABC):
     @abstractmethod
     def usage(self, index: int) -> Usage:
         """What copy ``index`` has used so far."""
+
+    def age(self, index: int) -> float:
+        """Wall-clock seconds since copy ``index`` was made, found without asking anybody; nan as ``Usage.seconds`` is."""
+        return self.usage(index).seconds
 
     @abstractmethod
     def release(self, indices: Sequence[int]) -> None:

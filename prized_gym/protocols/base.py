@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import gymnasium as gym
+import numpy as np
 
 from prized_gym.errors import PrizedGymError
 from prized_gym.interface.commands import Fresh
@@ -237,6 +239,8 @@ def checked(operation: Exchange[_T]) -> Exchange[_T]:
                 return value
             if not isinstance(request, Request):
                 raise ProtocolError(f"{_name(operation)} yielded {_short(request)}, which is no Request")
+            if (why := _malformed(request)) is not None:
+                raise ProtocolError(f"{_name(operation)} yielded a Request whose {why}")
             if made < MAX_REQUESTS:
                 response = yield request
         raise ProtocolError(f"{_name(operation)} made more than {MAX_REQUESTS} requests")
@@ -269,6 +273,73 @@ def drive(operation: Exchange[_T], ask: Callable[[Request], Response]) -> _T:
             response = ask(request)
     finally:
         exchange.close()
+
+
+def _malformed(request: Request) -> str | None:
+    """Which field of a request is not of its type, and what it is; None if all are."""
+    for name in ("method", "path"):
+        if not isinstance(value := getattr(request, name), str):
+            return f"{name} is {_short(value)}, not text"
+    if not isinstance(request.headers, Mapping):
+        return f"headers are {_short(request.headers)}, not a map"
+    for item in request.headers.items():
+        if not all(isinstance(each, str) for each in item):
+            return f"headers have {_short(item)}, and names and values are text"
+    if not isinstance(request.body, (bytes, bytearray, memoryview)):
+        return f"body is {_short(request.body)}, not bytes"
+    limit = request.timeout
+    if limit is not None and (not isinstance(limit, (int, float)) or not limit > 0):
+        return f"timeout is {_short(limit)}, not seconds"
+    return None
+
+
+def began(value: Any) -> tuple[Any, dict[str, Any]]:
+    """Check what a protocol's reset returned.
+
+    Returns:
+        The observation, whose fit to its space is not checked here, and the info.
+
+    Raises:
+        ProtocolError: it is no such pair.
+    """
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ProtocolError(f"a protocol's reset returned {_short(value)}, which is no pair of observation and info")
+    return value[0], _info(value[1], "reset")
+
+
+def stepped(answer: Any) -> StepAnswer:
+    """Check what a protocol's step returned, but for the fit of the observation to its space.
+
+    Raises:
+        ProtocolError: it is no StepAnswer, or a field of it has not its type.
+    """
+    if not isinstance(answer, StepAnswer):
+        raise ProtocolError(f"a protocol's step returned {_short(answer)}, which is no StepAnswer")
+    _info(answer.info, "step")
+    for name in ("terminated", "truncated"):
+        if not isinstance(value := getattr(answer, name), (bool, np.bool_)):
+            raise ProtocolError(f"a protocol's step returned {name}={_short(value)}, which is neither True nor False")
+    if answer.reset is not None:
+        began(answer.reset)
+        if not (answer.terminated or answer.truncated):
+            raise ProtocolError("a protocol's step returned a reset after a step that does not end its episode")
+    if type(answer.reward) is float:
+        return answer
+    reward = answer.reward
+    if isinstance(reward, np.ndarray) and reward.shape == ():
+        reward = reward[()]
+    if isinstance(reward, (bool, int, float, np.bool_, np.integer, np.floating)):
+        with contextlib.suppress(OverflowError):
+            return replace(answer, reward=float(reward))
+    raise ProtocolError(f"a protocol's step returned the reward {_short(answer.reward)}, which is no number")
+
+
+def _info(info: Any, what: str) -> dict[str, Any]:
+    if not isinstance(info, dict) or not all(isinstance(key, str) for key in info):
+        raise ProtocolError(
+            f"a protocol's {what} returned the info {_short(info)}, which is no dict with names as keys"
+        )
+    return info
 
 
 def refusal(response: Response, message: str) -> ProtocolError:

@@ -137,8 +137,9 @@ class EpisodeProtocol(Protocol):
         plain = _as_json(action)
         path = self.path
         for name, value in (("{seed}", self._seed), ("{action}", plain)):
-            text = value if isinstance(value, str) else json.dumps(value)
-            path = path.replace(name, urllib.parse.quote(text, safe=""))
+            if name in self.path:
+                text = value if isinstance(value, str) else json.dumps(value)
+                path = path.replace(name, urllib.parse.quote(text, safe=""))
         headers, body = self.headers, b""
         if self.body is not None:
             if callable(self.body):

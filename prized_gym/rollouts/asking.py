@@ -17,12 +17,24 @@ from prized_gym.rollouts.queue import Work
 
 
 @dataclass(eq=False)
+class Fork:
+    """One call that made copies.
+
+    Attributes:
+        ended_before: how many rollouts had ended when it began.
+    """
+
+    ended_before: int
+
+
+@dataclass(eq=False)
 class Playing:
     """One rollout under way in a copy.
 
     Attributes:
         work: what is played.
         started: the ``time.monotonic()`` its time counts from.
+        fork: what made its copy.
         phase: ``"forking"`` until its first answer, ``"reseeding"``, then in turn ``"observed"``, ``"deciding"`` and
             ``"stepping"``.
         policy_seconds: what the policy has taken of its time.
@@ -33,6 +45,7 @@ class Playing:
 
     work: Work
     started: float
+    fork: Fork
     phase: str = "forking"
     policy_seconds: float = 0.0
     reward: float = 0.0

@@ -62,7 +62,7 @@ class RolloutPlan:
 
     def policy(self) -> Policy:
         """The policy, with the spaces of the base."""
-        return Policy(self.what, self.batched, self.base.observation_space, self.base.action_space)
+        return Policy(self.what, self.batched, self.base.action_space)
 
     def runner(self, queue: RolloutQueue, loop: UserLoop, thread: Threads | None) -> PolicyRunner:
         """What plays the queue with the policy."""
@@ -84,7 +84,7 @@ class RolloutPlan:
         from prized_gym.rollouts import ways
 
         if self.name == "request":
-            return ways.RequestWay(self.what, self.reward)
+            return ways.RequestWay(self.what, self.reward, loop)
         if self.name == "command":
-            return ways.CommandWay(self.what, self.reward)
+            return ways.CommandWay(self.what, self.reward, loop)
         return ways.EpisodeWay(self.what, self.reward, loop, self.with_tasks)

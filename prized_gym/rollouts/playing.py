@@ -11,9 +11,10 @@ from functools import partial
 from typing import TypeVar
 
 from prized_gym import background
-from prized_gym.errors import BaseDiedError, SandboxCapacityError, SandboxError, SetupError
+from prized_gym.errors import BaseDiedError, SandboxCapacityError, SandboxError, SandboxQuotaError, SetupError
 from prized_gym.interface.failure import Failure
 from prized_gym.interface.sandbox import FORK_TIMEOUT, Copy
+from prized_gym.pricing import known_total
 from prized_gym.rollouts.plan import RolloutPlan
 from prized_gym.rollouts.policy import UserError, raised
 from prized_gym.rollouts.queue import RolloutQueue, Work
@@ -47,6 +48,7 @@ class EpisodeRunner:
         self._gather_until = self._fork_seconds = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._forking: asyncio.Task[None] | None = None
+        self._ends = 0
         self._full = False
         self._lost: Exception | None = None
 
@@ -101,7 +103,7 @@ class EpisodeRunner:
         labels = None if self._labels is None else dict(self._labels)
         handle = self._base.sandbox_handle()
         forking = background.submit(partial(handle.fork_some, len(works), labels, FORK_TIMEOUT))
-        started = time.monotonic()
+        started, ended_before = time.monotonic(), self._ends
         copies: list[Copy] = []
         error: Exception | None = None
         try:
@@ -118,14 +120,16 @@ class EpisodeRunner:
             self._tasks.add(asyncio.create_task(self._one(slot, work, copy)))
         for slot, work in zip(slots[len(copies) :], works[len(copies) :], strict=True):
             self._free.append(slot)
-            self._could_not_begin(slot, work, error)
+            self._could_not_begin(slot, work, error, ended_before)
 
-    def _could_not_begin(self, slot: int, work: Work, error: Exception | None) -> None:
-        if isinstance(error, (BaseDiedError, SetupError)):
+    def _could_not_begin(self, slot: int, work: Work, error: Exception | None, ended_before: int) -> None:
+        if isinstance(error, BaseDiedError) or (isinstance(error, SetupError) and not self._base.alive):
             self._lost = error
-        elif isinstance(error, SandboxCapacityError) and self._tasks:
-            # As soon as one of those under way has ended.
-            self._full = True
+        elif isinstance(error, (SandboxCapacityError, SandboxQuotaError)) and (
+            self._tasks or self._ends > ended_before
+        ):
+            # Again at once if there may be room by now, else as soon as one of those under way has ended.
+            self._full = bool(self._tasks)
             self._queue.put_back(work)
         else:
             self._settle(
@@ -149,11 +153,12 @@ class EpisodeRunner:
                 outcome = Outcome(math.nan, place.length, place.so_far) if failure else playing.result()
             finally:
                 playing.cancel()
-            cost = self._cost(copy, seconds)
+            cost = await self._cost(copy, seconds)
             self._settle(work, outcome, seconds, cost, copy.id, failure)
         finally:
             await _to_its_end(background.submit(copy.close, urgent=True))
             self._copies.discard(copy)
+            self._ends += 1
             self._full = False
             if not self._free:
                 # Places that become free at about the same time are forked in one call.
@@ -165,10 +170,13 @@ class EpisodeRunner:
         reason = f"did not end within {self._timeout:g} s and was ended"
         return Failure(place.slot, f"sandbox {place.copy.id}", "timeout", reason, stderr=log).describe()
 
-    def _cost(self, copy: Copy, seconds: float) -> float:
+    async def _cost(self, copy: Copy, seconds: float) -> float:
         """US dollars that a copy has cost: what its provider bills, or what the prices given come to."""
         if self._prices is None:
-            return copy.usage().cost_usd
+            if not self._base.tells_cost:
+                return math.nan
+            # In a thread: a provider may have to be asked.
+            return (await background.in_thread(copy.usage, urgent=True)).cost_usd
         vcpu, memory_gb = self._base.copy_size or (math.nan, math.nan)
         return self._prices.cost(seconds=seconds, vcpu=vcpu, memory_gb=memory_gb)
 
@@ -186,7 +194,7 @@ class EpisodeRunner:
                 outcome.length,
                 outcome.output,
                 seconds,
-                work.spent + cost,
+                known_total((work.spent, cost)),
                 copy_id,
                 failure,
                 work.attempt,

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from gymnasium.vector.utils import concatenate, create_empty_array
 
 from prized_gym import background
 from prized_gym.actions import ActionCheck
@@ -206,19 +205,11 @@ class Policy:
         batched: which of the two.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], batched: bool, observation_space: AnySpace, action_space: AnySpace
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], batched: bool, action_space: AnySpace) -> None:
         self.function = function
         self.batched = batched
         self.is_async = is_async(function)
-        self._observation_space = observation_space
         self._check = ActionCheck(action_space)
-
-    def stack(self, observations: Sequence[Any]) -> Any:
-        """Single observations as a batch."""
-        space: Any = self._observation_space
-        return concatenate(space, observations, cast("Any", create_empty_array(space, n=len(observations))))
 
     def split(self, answer: Any, copies: Sequence[int]) -> Actions:
         """What the policy returned for the observations of ``copies``, as the leaves of a batch of actions.

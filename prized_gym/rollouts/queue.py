@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
+
+from prized_gym.pricing import known_total
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Work:
         task: what it was given, and ``number``, the task's.
         start: in a group of several, the seed that all of the group start from; else None.
         attempt: 1 at first.
-        spent: US dollars that the attempts before cost.
+        spent: US dollars that the attempts before cost, as far as that is known; nan if it is of none.
     """
 
     seed: int
@@ -27,7 +30,7 @@ class Work:
     number: int = 0
     start: int | None = None
     attempt: int = 1
-    spent: float = 0.0
+    spent: float = math.nan
 
 
 class RolloutQueue:
@@ -52,6 +55,7 @@ class RolloutQueue:
             raise ValueError(f"retries must be at least 0, got {retries!r}")
         self.retries = retries
         self._fresh: Iterator[Work]
+        self._back: deque[Work] = deque()
         self._again: deque[Work] = deque()
         if tasks is None:
             if seeds is None:
@@ -74,20 +78,21 @@ class RolloutQueue:
     def take(self, most: int) -> list[Work]:
         """The next rollouts to be made, at most that many; empty if none is left."""
         taken: list[Work] = []
-        while len(taken) < most and self._again:
-            taken.append(self._again.popleft())
+        for waiting in (self._back, self._again):
+            while len(taken) < most and waiting:
+                taken.append(waiting.popleft())
         taken += itertools.islice(self._fresh, most - len(taken))
         return taken
 
     def put_back(self, work: Work) -> None:
-        """Take back a rollout that could not begin; it comes up next, and this was no attempt."""
-        self._again.appendleft(work)
+        """Take back a rollout that could not begin; it comes up before all others, and this was no attempt."""
+        self._back.append(work)
 
     def put_again(self, work: Work, cost: float) -> bool:
-        """Whether a rollout that failed, at that cost in US dollars, is tried once more; then it comes up next."""
+        """Whether a rollout that failed, at that cost in US dollars (nan if unknown), is tried once more; then it is next."""
         if work.attempt > self.retries:
             return False
-        self._again.append(replace(work, attempt=work.attempt + 1, spent=work.spent + cost))
+        self._again.append(replace(work, attempt=work.attempt + 1, spent=known_total((work.spent, cost))))
         return True
 
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prized_gym import background, engines
-from prized_gym.arguments import at_least_one, one_of
+from prized_gym.arguments import at_least_one, label_map, one_of
 from prized_gym.arguments import seconds as check_seconds
 from prized_gym.base import Base
 from prized_gym.pricing import Prices
@@ -132,6 +132,7 @@ def rollouts(
     one_of("reset_in", reset_in, ("copy", "base"))
     at_least_one("copies", copies)
     check_seconds("timeout", timeout)
+    labels = label_map(labels)
     queue = RolloutQueue(seeds, tasks, per_task, retries)
     lease = _find(base, progress, base_options)
     found = lease.base
@@ -144,7 +145,8 @@ def rollouts(
             found,
             given[0],
             ways[given[0]],
-            copies=copies,
+            # Places for more than there is to play would only take memory.
+            copies=copies if queue.total is None else min(copies, max(1, queue.total)),
             batched=batched,
             reward=reward,
             timeout=timeout,

@@ -16,13 +16,20 @@ import numpy as np
 
 from prized_gym.background import Threads
 from prized_gym.base import Base
-from prized_gym.errors import BaseDiedError, ForkUnsafeError, PrizedGymError, SandboxCapacityError, SetupError
+from prized_gym.errors import (
+    BaseDiedError,
+    ForkUnsafeError,
+    PrizedGymError,
+    SandboxCapacityError,
+    SandboxQuotaError,
+    SetupError,
+)
 from prized_gym.interface import commands as ops
 from prized_gym.interface.commands import Command, Fresh, Reseed, Reset
 from prized_gym.interface.failure import Failure
 from prized_gym.interface.fleet import Finished, Fleet
-from prized_gym.pricing import Prices
-from prized_gym.rollouts.asking import Playing, PolicyCall, PolicyCalls
+from prized_gym.pricing import Prices, known_total
+from prized_gym.rollouts.asking import Fork, Playing, PolicyCall, PolicyCalls
 from prized_gym.rollouts.policy import Policy, UserLoop, raised
 from prized_gym.rollouts.queue import RolloutQueue, Work
 from prized_gym.rollouts.record import Rollout
@@ -103,6 +110,7 @@ class PolicyRunner:
         self._at_work = False
         self._playing: dict[int, Playing] = {}
         self._ended: list[tuple[Work, Rollout]] = []
+        self._ends = 0
         self._full = False
         self._lost: BaseException | None = None
 
@@ -149,9 +157,7 @@ class PolicyRunner:
             self._at_work = False
             yield ended
             self._at_work = True
-            # What the caller does meanwhile is none of the copies' time.
-            for playing in self._playing.values():
-                playing.started += time.monotonic() - left
+            self._do_not_count(time.monotonic() - left)
 
     # Making copies
 
@@ -173,12 +179,25 @@ class PolicyRunner:
         if self._full and self._playing:
             return True
         free = [index for index in range(self._size) if index not in self._playing]
-        works = self._queue.take(len(free))
+        works = self._take_works(len(free))
+        if self._stopped.is_set():
+            return False
         if len(works) < len(free):
             self._live.release(free[len(works) :])
         if works:
             self._fork(dict(zip(free, works, strict=False)))
         return bool(self._playing or self._ended or works)
+
+    def _take_works(self, most: int) -> list[Work]:
+        began = time.monotonic()
+        works = self._queue.take(most)
+        self._do_not_count(time.monotonic() - began)
+        return works
+
+    def _do_not_count(self, seconds: float) -> None:
+        """What the caller's code, the generator of seeds included, has just taken is none of the copies' time."""
+        for playing in self._playing.values():
+            playing.started += seconds
 
     def _fork(self, chosen: dict[int, Work]) -> None:
         first: dict[int, Command] = {i: first_command(work, i, self._from_base) for i, work in chosen.items()}
@@ -195,10 +214,11 @@ class PolicyRunner:
             self._lost = error
             return
         now = time.monotonic()
-        self._playing.update({index: Playing(work, now) for index, work in chosen.items()})
+        fork = Fork(self._ends)
+        self._playing.update({index: Playing(work, now, fork) for index, work in chosen.items()})
         if failure is not None:
             for index in chosen:
-                self._end(index, failure=f"copy {index} could not be forked: {failure}")
+                self._end(index, failure=f"copy {index} could not be forked: {failure}", made=False)
 
     # The policy
 
@@ -309,20 +329,27 @@ class PolicyRunner:
         if failure.kind == "fork":
             if isinstance(failure.exception, ForkUnsafeError):
                 self._lost = failure.exception
-            elif isinstance(failure.exception, SandboxCapacityError) and self._others_play(index):
-                # As soon as one of those under way has ended.
-                self._full = True
-                del self._playing[index]
-                self._queue.put_back(playing.work)
-                return
-        self._end(index, failure=failure.describe())
+            elif isinstance(failure.exception, (SandboxCapacityError, SandboxQuotaError)):
+                others_play = self._others_play(playing)
+                if others_play or self._ends > playing.fork.ended_before:
+                    # Again at once if there may be room by now, else as soon as one of those under way has ended.
+                    self._full = others_play
+                    del self._playing[index]
+                    self._queue.put_back(playing.work)
+                    return
+        made = playing.phase != "forking" or failure.kind not in ("fork", "base")
+        self._end(index, failure=failure.describe(), made=made)
 
-    def _others_play(self, index: int) -> bool:
-        return any(other != index and one.phase != "forking" for other, one in self._playing.items())
+    def _others_play(self, playing: Playing) -> bool:
+        """Whether a copy is there, or on its way, that makes room when it ends."""
+        return any(
+            one.fork is not playing.fork or one.phase != "forking" or self._live.alive(index)
+            for index, one in self._playing.items()
+        )
 
     def _count_from_its_making(self, index: int, playing: Playing) -> None:
         """Let a rollout's time count from when its copy was there, where that is later than when its fork was begun."""
-        age = self._live.usage(index).seconds
+        age = self._live.age(index)
         if not math.isnan(age):
             playing.started = max(playing.started, time.monotonic() - age)
 
@@ -333,7 +360,7 @@ class PolicyRunner:
             if time.monotonic() - playing.started < self._timeout:
                 continue
             if playing.phase == "forking":
-                if math.isnan(self._live.usage(index).seconds):
+                if math.isnan(self._live.age(index)):
                     # It is not there yet: forking has a limit of its own.
                     continue
                 self._count_from_its_making(index, playing)
@@ -350,14 +377,15 @@ class PolicyRunner:
 
     # The end of one
 
-    def _end(self, index: int, output: Any = None, failure: str | None = None) -> None:
+    def _end(self, index: int, output: Any = None, failure: str | None = None, made: bool = True) -> None:
         playing, fleet = self._playing.pop(index), self._live
         self._full = False
-        work, seconds = playing.work, time.monotonic() - playing.started
+        self._ends += 1
+        work, seconds = playing.work, time.monotonic() - playing.started if made else 0.0
         reward = playing.reward
         if failure is None and not math.isfinite(reward):
             failure = f"copy {index} ({fleet.where(index)}) had a reward that is no finite number: {reward}"
-        cost = self._cost(index, seconds)
+        cost = self._cost(index, seconds) if made else math.nan
         if failure is not None:
             if self._queue.put_again(work, cost):
                 return
@@ -372,7 +400,7 @@ class PolicyRunner:
                     playing.length,
                     output,
                     seconds,
-                    work.spent + cost,
+                    known_total((work.spent, cost)),
                     fleet.where(index),
                     failure,
                     work.attempt,
@@ -382,11 +410,12 @@ class PolicyRunner:
 
     def _cost(self, index: int, seconds: float) -> float:
         """US dollars that copy ``index`` has cost: what its provider bills, or what the prices given come to."""
-        usage = self._live.usage(index)
         if self._prices is None:
-            return usage.cost_usd
-        vcpu, memory_gb = self._base.copy_size or (usage.cpu_seconds / seconds if seconds else 0.0, usage.memory_gb)
-        return self._prices.cost(seconds=seconds, vcpu=vcpu, memory_gb=memory_gb)
+            return self._live.usage(index).cost_usd if self._base.tells_cost else math.nan
+        if (size := self._base.copy_size) is None:
+            usage = self._live.usage(index)
+            size = usage.cpu_seconds / seconds if seconds else 0.0, usage.memory_gb
+        return self._prices.cost(seconds=seconds, vcpu=size[0], memory_gb=size[1])
 
 
 def first_command(work: Work, index: int, from_base: bool) -> Reset:

@@ -19,7 +19,7 @@ from prized_gym import background
 from prized_gym.errors import PrizedGymError
 from prized_gym.interface.sandbox import Copy
 from prized_gym.protocols import EpisodeProtocol
-from prized_gym.rollouts.policy import UserLoop, raised, takes
+from prized_gym.rollouts.policy import UserLoop, takes
 from prized_gym.rollouts.queue import Work
 
 _TAIL = 2000
@@ -82,9 +82,10 @@ class RequestWay(Way):
         request: a target in which ``{seed}`` and ``{task}`` are replaced, escaped for a URL; or an ``EpisodeProtocol``,
             whose body can be a function of seed, action and ``{"task": task}``.
         reward: where the reward is in the answer.
+        loop: where ``reward`` is called.
     """
 
-    def __init__(self, request: str | EpisodeProtocol, reward: Reward) -> None:
+    def __init__(self, request: str | EpisodeProtocol, reward: Reward, loop: UserLoop) -> None:
         if isinstance(request, EpisodeProtocol):
             if reward is not None:
                 raise TypeError(
@@ -93,7 +94,11 @@ class RequestWay(Way):
         elif not isinstance(request, str) or not request.startswith("/"):
             raise TypeError(f"request must be a target such as '/rollout?seed={{seed}}', got {request!r}")
         self._request = request
-        self._reward: str | Callable[[Any], float] = _number_or_key if reward is None else reward
+        self._own_reward = OwnReward(reward, loop) if callable(reward) else None
+        # What the loop calls must not block, as a function of the user's may.
+        self._reward: str | Callable[[Any], float] = reward if isinstance(reward, str) else _number_or_key
+        if self._own_reward is not None:
+            self._reward = _later
 
     async def play(self, place: Place, work: Work, timeout: float | None) -> Outcome:
         options = None if work.task is None else {"task": work.task}
@@ -105,7 +110,9 @@ class RequestWay(Way):
         limit = beyond(timeout)
         await place.copy.run(protocol.reset(work.seed, options), limit)
         answer = await place.copy.run(protocol.step(0), limit, protocol.max_answer_bytes)
-        return Outcome(answer.reward, _length(protocol.answer), protocol.answer)
+        place.so_far = protocol.answer
+        reward = answer.reward if self._own_reward is None else await self._own_reward.of(protocol.answer)
+        return Outcome(reward, _length(protocol.answer), protocol.answer)
 
 
 class CommandWay(Way):
@@ -114,13 +121,15 @@ class CommandWay(Way):
     Args:
         command: for the sandbox's shell. ``{seed}`` and ``{task}`` are replaced, quoted for it; nothing else in braces is.
         reward: the key of the last line's JSON, or a function of the whole output.
+        loop: where ``reward`` is called.
     """
 
-    def __init__(self, command: str, reward: Reward) -> None:
+    def __init__(self, command: str, reward: Reward, loop: UserLoop) -> None:
         if not isinstance(command, str) or not command.strip():
             raise TypeError(f"command must be a shell command, got {command!r}")
         self._command = command
-        self._reward = reward
+        self._own_reward = OwnReward(reward, loop) if callable(reward) else None
+        self._key = reward if isinstance(reward, str) and reward else "reward"
 
     async def play(self, place: Place, work: Work, timeout: float | None) -> Outcome:
         command = self._command.replace("{seed}", str(work.seed))
@@ -131,17 +140,12 @@ class CommandWay(Way):
             raise EpisodeError(f"the command did not end within {timeout:g} s{_tail(result.stderr)}")
         if result.exit_code != 0:
             raise EpisodeError(f"the command exited with code {result.exit_code}{_tail(result.stderr)}")
+        if self._own_reward is not None:
+            return Outcome(await self._own_reward.of(result.stdout), 1, result.stdout)
         reward, length = self._read(result.stdout)
         return Outcome(reward, length, result.stdout)
 
     def _read(self, output: str) -> tuple[float, int]:
-        if callable(self._reward):
-            try:
-                return finite(self._reward(output)), 1
-            except EpisodeError:
-                raise
-            except Exception as error:
-                raise EpisodeError(raised("reward=", error)) from error
         line = next((line.strip() for line in reversed(output.split("\n")) if line.strip()), "")
         try:
             value = json.loads(line[:_LONGEST_LINE], parse_constant=float)
@@ -149,7 +153,7 @@ class CommandWay(Way):
             raise EpisodeError(
                 f"the last line the command wrote must be the reward, or JSON with it, got {line[:200]!r}"
             ) from None
-        return finite(_number_or_key(value, self._reward or "reward")), _length(value)
+        return finite(_number_or_key(value, self._key)), _length(value)
 
 
 class EpisodeWay(Way):
@@ -169,7 +173,8 @@ class EpisodeWay(Way):
         if not takes(episode, 2) and not takes(episode, 3):
             raise TypeError(f"episode must take (copy, seed), or (copy, seed, task), and {episode!r} does not")
         self._episode = episode
-        self._reward = reward
+        self._own_reward = OwnReward(reward, loop) if callable(reward) else None
+        self._key = reward if isinstance(reward, str) and reward else "reward"
         self._loop = loop
         self._takes_task = with_task and _takes_task(episode)
         # Threads of their own, since what an episode waits for may need the background's; more than copies, since one that
@@ -182,13 +187,37 @@ class EpisodeWay(Way):
             arguments = (*arguments, work.task)
         given = await self._loop.ask("the episode", self._threads, self._episode, *arguments)
         place.so_far = given
-        try:
-            value = self._reward(given) if callable(self._reward) else _number_or_key(given, self._reward or "reward")
-        except EpisodeError:
-            raise
-        except Exception as error:
-            raise EpisodeError(raised("reward=", error)) from error
-        return Outcome(finite(value), _length(given), given)
+        if self._own_reward is not None:
+            return Outcome(await self._own_reward.of(given), _length(given), given)
+        return Outcome(finite(_number_or_key(given, self._key)), _length(given), given)
+
+
+class OwnReward:
+    """A function of the user's that finds the reward, called in a thread: it may take long, hang, or exit.
+
+    Args:
+        function: from an answer, an output, or what an episode returned, to the reward.
+        loop: where it is waited for, if it is a coroutine function.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], loop: UserLoop) -> None:
+        self._function = function
+        self._loop = loop
+        # One that ran out of time may never give its thread back.
+        self._threads = background.Threads(_MOST_THREADS)
+
+    async def of(self, value: Any) -> float:
+        """Find the reward.
+
+        Raises:
+            UserError: the function raised.
+            EpisodeError: it gave no finite number.
+        """
+        return finite(await self._loop.ask("reward=", self._threads, self._function, value))
+
+
+def _later(answer: Any) -> float:
+    return 0.0
 
 
 def beyond(timeout: float | None) -> float:

@@ -5,7 +5,8 @@ Synchronous and thread-safe, and of the standard library only.
 Example:
     >>> runsc = Runsc.find()
     >>> with Sandbox.create(runsc=runsc) as base:
-    ...     base.exec("python -m http.server 8000 --bind 127.0.0.1", background=True)
+    ...     server = base.exec("python -m http.server 8000 --bind 127.0.0.1", background=True)
+    ...     listening = base.exec("bash -c 'until : </dev/tcp/127.0.0.1/8000; do sleep 0.1; done' 2>/dev/null")
     ...     for copy in base.fork(8):
     ...         with copy, copy.connect_port(8000) as stream:
     ...             stream.sendall(b"GET / HTTP/1.0\r\n\r\n")
@@ -18,9 +19,10 @@ from .files import FileInfo, Files
 from .find import Runsc
 from .python import PythonPaths, python_paths
 from .runtime import close_all
-from .sandbox import Sandbox, Used
+from .sandbox import Sandbox
 from .store import Kept, delete_kept, list_kept, sweep
 from .stream import Stream
+from .usage import Used
 
 __all__ = [
     "Check",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,9 @@ _WRITTEN = {
     "hostname": "sandbox\n",
     "resolv.conf": f"nameserver {network.NAMESERVER}\noptions timeout:2\n",
 }
-AGENT = "/agent.py"
+AGENT = "/.agent"
+"""Where the agent's package lies in a sandbox: no project that is bound or mounted there has this name."""
+_BOOT = f"import sys; sys.path.append({AGENT!r}); from agent.main import main; main()"
 ENVIRONMENT = f"{agent.HOME}/.python"  # a virtual environment, first on PATH
 # What PID 1 needs to run commands as another user and to end them; commands themselves have none.
 _CAPABILITIES = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"]
@@ -66,13 +70,28 @@ def make_root(root: Path) -> None:
     for name in ("tmp", "home", "ctl", "proc", "sys", "dev", "root", "run", "var"):
         (root / name).mkdir()
     (root / "var" / "tmp").symlink_to("/tmp")
-    shutil.copyfile(agent.__file__, root / AGENT[1:])
+    _write_agent(root / AGENT[1:] / "agent")
     for directory, _, files in os.walk(root):
         os.chmod(directory, 0o755)
         for name in files:
             path = os.path.join(directory, name)
             if not os.path.islink(path):
                 os.chmod(path, 0o644)
+
+
+def _write_agent(package: Path) -> None:
+    """Write the agent's package with its bytecode, which would otherwise be compiled at every start of a sandbox."""
+    bytecode = package / "__pycache__"
+    bytecode.mkdir(parents=True)
+    for source in sorted(Path(agent.__file__).parent.glob("*.py")):
+        shutil.copyfile(source, package / source.name)
+        py_compile.compile(
+            str(package / source.name),
+            str(bytecode / f"{source.stem}.{sys.implementation.cache_tag}.pyc"),
+            f"{AGENT}/agent/{source.name}",
+            doraise=True,
+            optimize=0,
+        )
 
 
 def environment(python: PythonPaths) -> dict[str, str]:
@@ -149,7 +168,7 @@ def configuration(
         "root": {"path": str(root), "readonly": False},
         "process": {
             "user": {"uid": 0, "gid": 0},
-            "args": [python.base, "-I", "-S", AGENT],
+            "args": [python.base, "-I", "-S", "-c", _BOOT],
             "env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8"],
             "cwd": "/",
             "noNewPrivileges": True,

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -27,6 +28,11 @@ _URGENT_SHARE = 8
 
 _ASK_AGAIN = 0.2
 _MOST_LEAVING = 1000
+_TURN = 0.5
+"""Seconds that something which waits may take of a turn."""
+
+_BETWEEN_TURNS = 0.05
+
 _TOLD_APART = (SandboxDiedError, SandboxCapacityError, SandboxQuotaError)
 
 
@@ -48,6 +54,7 @@ class Account:
             if most_requests == 1:
                 self._lanes[True] = self._lanes[False]
         self._threads = {False: background.Threads(plain), True: background.Threads(urgent)}
+        self._holding = threading.local()
         self._leaving: list[Sandbox] = []
         self._lock = threading.Lock()
 
@@ -63,14 +70,46 @@ class Account:
         with self._slot(urgent):
             return call()
 
+    def ask_until(self, call: Callable[[float], _T], timeout: float, urgent: bool = False) -> _T:
+        """Call something that waits at most as long as it is passed, until it gives what is true, or ``timeout`` seconds.
+
+        Where there are turns, each is short: others ask meanwhile.
+        """
+        ends = time.monotonic() + timeout
+        while True:
+            left = max(0.0, ends - time.monotonic())
+            turn = left if self._lanes is None else min(left, _TURN)
+            found = self.ask(lambda: call(turn), urgent)  # noqa: B023
+            if found or turn == left:
+                return found
+            # A semaphore goes to whoever comes first, not to whoever has waited longest.
+            time.sleep(_BETWEEN_TURNS)
+
     @contextlib.contextmanager
     def _slot(self, urgent: bool) -> Iterator[None]:
-        with contextlib.nullcontext() if self._lanes is None else self._lanes[urgent]:
+        """Wait for a turn, unless this thread has one."""
+        if self._lanes is None or getattr(self._holding, "slot", False):
             yield
+            return
+        with self._lanes[urgent]:
+            self._holding.slot = True
+            try:
+                yield
+            finally:
+                self._holding.slot = False
 
     def submit(self, call: Callable[[], _T], urgent: bool = False) -> Future[_T]:
         """Have ``call`` made in a thread, which it must leave without waiting for another of these threads."""
         return self._threads[urgent].submit(call)
+
+    def submit_in_turn(self, call: Callable[[], _T]) -> Future[_T]:
+        """Have ``call`` made in a thread once it is its turn, which it keeps for all that it asks one after another."""
+
+        def work() -> _T:
+            with self._slot(False):
+                return call()
+
+        return self.submit(work)
 
     def note_leaving(self, sandbox: Sandbox) -> None:
         """Remember a deleted sandbox that counts until it is gone."""
@@ -91,7 +130,7 @@ class Account:
         return bool(gone)
 
     def _gone(self, sandbox: Sandbox, timeout: float) -> bool:
-        return self.ask(lambda: sandbox.wait_gone(timeout))
+        return self.ask_until(sandbox.wait_gone, timeout)
 
 
 _accounts: dict[tuple[type[Driver], str], Account] = {}
@@ -160,8 +199,14 @@ class Guarded(Sandbox):
     def fork(
         self, n: int, *, labels: Mapping[str, str] | None = None, network: str | None = None, timeout: float = 120.0
     ) -> list[Guarded]:
-        made = self._ask(lambda: self.inner.fork(n, labels=labels, network=network, timeout=timeout))
-        return [Guarded(each, self.account) for each in made]
+        forked = self._ask(lambda: self.inner.fork(n, labels=labels, network=network, timeout=timeout))
+        made = [Guarded(each, self.account) for each in forked]
+        if len(made) == n:
+            return made
+        # None at all would be asked for again and again, and nobody would end those nobody asked for.
+        for each in made:
+            each.close()
+        raise SandboxError(f"sandbox {self.id} was to be forked {n} times, and its driver gave {len(made)} forks")
 
     def prepare(self) -> None:
         self._ask(self.inner.prepare)
@@ -193,20 +238,28 @@ class Guarded(Sandbox):
         return self.inner.death
 
     def wait_dead(self, timeout: float) -> str | None:
-        return self._ask(lambda: self.inner.wait_dead(timeout), True)
+        return self.account.ask_until(self.inner.wait_dead, timeout, True)
 
     @property
     def expires(self) -> float | None:
         return self.inner.expires
 
     def usage(self) -> Usage:
-        return self._ask(self.inner.usage, True)
+        try:
+            return self._ask(self.inner.usage, True)
+        except (SandboxError, OSError):
+            # Not known at the moment, which ends nobody's episode.
+            return Usage()
 
     def close(self) -> None:
-        self._ask(self.inner.close, True)
+        try:
+            self._ask(self.inner.close, True)
+        except Exception as error:
+            # A driver should not raise here: whoever ends one has others to end.
+            warnings.warn(f"sandbox {self.id} may not have been deleted: {error!r}", RuntimeWarning, stacklevel=2)
 
     def wait_gone(self, timeout: float) -> bool:
-        return self._ask(lambda: self.inner.wait_gone(timeout), True)
+        return self.account.ask_until(self.inner.wait_gone, timeout, True)
 
 
 class _GuardedFiles:

@@ -72,7 +72,7 @@ class SandboxBase(BaseHandle, SandboxHandle):
         self._seconds = seconds
         if self.plan.protocol is None:
             return
-        built = self.pool.first.built
+        built = self.pool.parents.first.built
         try:
             described = background.run(built.client.describe())
         except (ProtocolError, ChannelError) as error:
@@ -104,15 +104,19 @@ class SandboxBase(BaseHandle, SandboxHandle):
 
     @property
     def alive(self) -> bool:
-        return self._open and self.pool.alive
+        return self._open and self.pool.parents.alive
 
     @property
     def where(self) -> str:
-        return f"sandbox {self.pool.first.sandbox.id}"
+        return f"sandbox {self.pool.parents.first.sandbox.id}"
 
     @property
     def copy_size(self) -> tuple[float, float] | None:
         return self.plan.shape.vcpu or 1.0, self.plan.shape.memory_gb or 1.0
+
+    @property
+    def tells_cost(self) -> bool:
+        return self.pool.capabilities.tells_cost
 
     def check_open(self) -> None:
         """Find out whether the base has been closed.
@@ -134,11 +138,11 @@ class SandboxBase(BaseHandle, SandboxHandle):
             raise self._died()
 
     def _died(self) -> BaseDiedError:
-        return BaseDiedError(f"the base ({self.where}) ended: {self.pool.first.sandbox.death}")
+        return BaseDiedError(f"the base ({self.where}) ended: {self.pool.parents.first.sandbox.death}")
 
     def revive(self) -> None:
         self.check_open()
-        self.pool.revive()
+        self.pool.parents.revive()
 
     def fleet(self, size: int, limits: TimeLimits = UNLIMITED, labels: Mapping[str, str] | None = None) -> SandboxFleet:
         self.check_open()
@@ -151,10 +155,10 @@ class SandboxBase(BaseHandle, SandboxHandle):
         with self._resetting:
             if self._was_reset:
                 return
-            self.pool.revive()
+            self.pool.parents.revive()
             try:
                 # Parents that are set up later are reset to the same state.
-                self.pool.reset(fresh_entropy() if seed is None else seed)
+                self.pool.parents.reset(fresh_entropy() if seed is None else seed)
             except RemoteError as error:
                 original = error.original()
                 if original is error:
@@ -162,7 +166,7 @@ class SandboxBase(BaseHandle, SandboxHandle):
                 original.__cause__ = RemoteTraceback(error.traceback)
                 raise original from original.__cause__
             except (ChannelError, SandboxError) as error:
-                sandbox = self.pool.first.sandbox
+                sandbox = self.pool.parents.first.sandbox
                 if sandbox.wait_dead(0.5) is not None:
                     raise self._died() from error
                 inside = look(sandbox, ended=True)
@@ -178,7 +182,7 @@ class SandboxBase(BaseHandle, SandboxHandle):
     @property
     def own(self) -> Copy:
         self.check_alive()
-        return self.held(self.pool.first.sandbox)
+        return self.held(self.pool.parents.first.sandbox)
 
     def held(self, sandbox: Guarded) -> SandboxCopy:
         """A sandbox of the pool, as the user holds it."""
@@ -212,7 +216,7 @@ class SandboxBase(BaseHandle, SandboxHandle):
         if not isinstance(forked.error, BaseDiedError) or not self._open:
             return forked
         try:
-            self.pool.revive()
+            self.pool.parents.revive()
         except Exception as error:
             return Forked(forked.sandboxes, error)
         again = self.pool.fork(count - len(forked.sandboxes), timeout, labels, None)
@@ -223,10 +227,6 @@ class SandboxBase(BaseHandle, SandboxHandle):
     ) -> tuple[list[Copy], Exception | None]:
         forked = self.fork_what_fits(n, timeout, labels)
         return [self.held(sandbox) for sandbox in forked.sandboxes], forked.error
-
-    def forget(self, sandbox: Guarded) -> None:
-        """End a copy."""
-        self.pool.forget(sandbox)
 
     # The end
 

@@ -44,7 +44,7 @@ class Builder:
     Args:
         driver: of the provider.
         account: its limits.
-        plan: what they are like; None for sandboxes that exist already.
+        plan: what they are like.
         dialer: reaches the servers in them.
         kept_id: in place of being made, they are connected to by this id.
     """

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from prized_gym.interface.commands import Call, Command, Fresh, Reseed, Reset, SetAttr, Start
 from prized_gym.protocols import Exchange, Protocol, Request, Response, ServerDescription, StepAnswer
-from prized_gym.protocols.base import checked
+from prized_gym.protocols.base import began, checked, stepped
 from prized_gym.sandbox.channels.channel import Channel, ChannelError
 
 _T = TypeVar("_T")
@@ -22,7 +22,7 @@ _READY_EVERY = 0.02
 
 async def run(channel: Channel, operation: Exchange[_T], timeout: float, max_bytes: int) -> _T:
     """Run one operation of a protocol over a channel, as :meth:`Client.run` does; answers have at most ``max_bytes``."""
-    left, ends = timeout, time.monotonic() + timeout
+    left, ends = timeout, time.monotonic() + timeout - channel.waited
     exchange = checked(operation)
     response: Response | None = None
     try:
@@ -34,7 +34,7 @@ async def run(channel: Channel, operation: Exchange[_T], timeout: float, max_byt
                 return value
             limit = left if request.timeout is None else request.timeout
             response = await channel.ask(request, limit=max_bytes, timeout=limit)
-            left = max(0.001, ends - time.monotonic())
+            left = max(0.001, ends + channel.waited - time.monotonic())
     finally:
         exchange.close()
 
@@ -117,7 +117,7 @@ class Client:
 
     async def step(self, action: Any, then_reset: bool, timeout: float | None) -> StepAnswer:
         """Take a step, and where it ends the episode and ``then_reset`` is set, reset too."""
-        answer = await self.run(self.protocol.step(action, then_reset=then_reset), timeout)
+        answer = stepped(await self.run(self.protocol.step(action, then_reset=then_reset), timeout))
         if then_reset and (answer.terminated or answer.truncated) and answer.reset is None:
             return replace(answer, reset=await self.reset(None, None, timeout))
         return answer
@@ -132,7 +132,7 @@ class Client:
         base: bool = False,
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
-        return await self.run(self.protocol.reset(seed, options, fresh=fresh, base=base), timeout)
+        return began(await self.run(self.protocol.reset(seed, options, fresh=fresh, base=base), timeout))
 
     async def command(self, command: Command, timeout: float | None) -> Any:
         """Do what a command of the fleet says.

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from prized_gym import background
+from prized_gym.arguments import check_fork
 from prized_gym.errors import SandboxError, SandboxTimeoutError
 from prized_gym.interface.failure import Failure
 from prized_gym.interface.fleet import Usage
@@ -169,8 +170,7 @@ class SandboxCopy(Copy):
         network: str | None = None,
         timeout: float = FORK_TIMEOUT,
     ) -> list[SandboxCopy]:
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}")
+        n, labels = check_fork(n, labels, network, timeout)
         forked = self._pool.fork_copy(self.sandbox, n, timeout, labels, network)
         sandboxes = self._pool.all_or_none(forked)
         return [SandboxCopy(self._pool, self._dialer, sandbox, self._port) for sandbox in sandboxes]

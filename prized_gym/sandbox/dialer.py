@@ -52,7 +52,7 @@ class Dialer:
         """
         port = self._plan.port if port is None else port
         if self._plan.channel == "exec" and port == self._plan.port:
-            return ExecChannel(_Commands(sandbox), f"{sandbox.scratch}/exec", self._account.submit)
+            return ExecChannel(_Commands(sandbox), f"{sandbox.scratch}/exec", self._account.submit_in_turn)
         if not self._reachable:
             raise SandboxError(
                 f"port {port} of {sandbox.id} cannot be reached: only port {self._plan.port} can, by commands"

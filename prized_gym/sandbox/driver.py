@@ -42,7 +42,7 @@ class Capabilities:
             and none can be branched.
         most_copies: the most that one call of :meth:`Sandbox.fork` may ask for.
         most_requests: how many calls of the driver, its sandboxes and their files may be under way at once, on one account;
-            None for as many as come.
+            None for as many as come. Connections (:meth:`Sandbox.connect`) do not count.
         reachable: a server inside can be reached from outside, by :meth:`Sandbox.connect`. Otherwise requests travel
             through :meth:`Sandbox.exec`.
         python: ``"host"``: this machine's Python and what is installed for it are seen inside. ``"bare"``: the image has a

@@ -44,8 +44,8 @@ class SandboxEngine(Engine):
     @classmethod
     def build(cls, recipe: Recipe, options: Mapping[str, Any], timeout: float | None, progress: bool) -> SandboxBase:
         driver = cls.driver(options)
-        maker = _Maker(driver, make_plan(recipe, options, driver.capabilities), recipe, timeout, progress)
-        return maker.base(None)
+        assembly = _Assembly(driver, make_plan(recipe, options, driver.capabilities), recipe, timeout, progress)
+        return assembly.base(None)
 
     @classmethod
     def connect(cls, id: str, options: Mapping[str, Any], timeout: float | None, progress: bool) -> SandboxBase:
@@ -56,11 +56,10 @@ class SandboxEngine(Engine):
             recipe = Recipe(())
             known = {**options, **options_from_labels(sandbox.labels, options)}
             plan = make_plan(recipe, known, driver.capabilities, connecting=True)
-            maker = _Maker(driver, plan, recipe, timeout, progress, kept_id=id)
+            return _Assembly(driver, plan, recipe, timeout, progress, kept_id=id).base(sandbox)
         except BaseException:
             sandbox.close()
             raise
-        return maker.base(sandbox)
 
     @classmethod
     def sweep(cls) -> list[str]:
@@ -68,7 +67,7 @@ class SandboxEngine(Engine):
         return sweeping.sweep(driver, account_of(driver))
 
 
-class _Maker:
+class _Assembly:
     """Puts a base together.
 
     Args:
@@ -107,7 +106,7 @@ class _Maker:
             SetupError, SetupTimeoutError: it could not be set up.
         """
         built: Built = self._builder.build(self._new_setup(True)) if sandbox is None else self._builder.adopt(sandbox)
-        self._pool.add(built)
+        self._pool.parents.add(built)
         base = self._base()
         try:
             base.describe(time.monotonic() - self._started)

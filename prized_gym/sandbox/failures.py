@@ -91,7 +91,7 @@ class Watch:
             self._ended = True
 
 
-def told(error: BaseException) -> str:
+def said_by(error: BaseException) -> str:
     """What an error says, and whether what was asked of a provider was done all the same."""
     happened = error.happened if isinstance(error, SandboxError) else None
     return str(error) if happened is None else f"{error} (it {happened})"
@@ -119,7 +119,7 @@ async def explain(index: int, sandbox: Sandbox, error: BaseException) -> Failure
             reason = f"lost its server, which {describe_code(inside.exit_code)}"
             return Failure(index, where, "died", reason, stderr=inside.log)
         if lost:
-            return Failure(index, where, "unreachable", f"cannot be reached: {told(error)}", stderr=inside.log)
+            return Failure(index, where, "unreachable", f"cannot be reached: {said_by(error)}", stderr=inside.log)
         return Failure(index, where, kind, f"gave an answer that is not allowed: {error}", stderr=inside.log)
     if isinstance(error, UnsupportedError):
         return Failure(index, where, kind, f"was not asked: {error}", exception=error)

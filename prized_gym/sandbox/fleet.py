@@ -23,6 +23,7 @@ from prized_gym.interface.engine import Description
 from prized_gym.interface.failure import Failure
 from prized_gym.interface.fleet import UNLIMITED, Finished, Fleet, TimeLimits, Usage
 from prized_gym.protocols import Protocol as ServerProtocol
+from prized_gym.protocols import ProtocolError
 from prized_gym.sandbox.account import Guarded
 from prized_gym.sandbox.channels.channel import ChannelError
 from prized_gym.sandbox.client import Client
@@ -203,6 +204,7 @@ class SandboxFleet(Fleet):
         for number, index in enumerate(indices):
             op = batch[number]
             if op == ops.NOOP:
+                jobs.append(Job(index, _nothing))
                 continue
             if op == ops.RESET:
                 jobs.append(self._command_job(index, Reset()))
@@ -250,7 +252,10 @@ class SandboxFleet(Fleet):
             return self._roster.missing(index)
         task = asyncio.get_running_loop().create_task(work())
         try:
-            await asyncio.wait({task}, timeout=limit)
+            await self._within(limit, task, index)
+            if task.cancelled():
+                # By itself: what a protocol raised.
+                raise ProtocolError("the operation was cancelled")
             if task.done():
                 return task.result()
             task.cancel()
@@ -261,6 +266,19 @@ class SandboxFleet(Fleet):
             return await self._explained(index, error)
         finally:
             task.cancel()
+
+    async def _within(self, limit: float | None, task: asyncio.Task[Outcome], index: int) -> None:
+        """Wait until a task is done or has taken so long, without what its requests have waited for their turn."""
+        left, started = limit, time.monotonic() - self._waited(index)
+        while left is None or left > 0.0:
+            await asyncio.wait({task}, timeout=left)
+            if task.done() or limit is None:
+                return
+            left = started + limit + self._waited(index) - time.monotonic()
+
+    def _waited(self, index: int) -> float:
+        member = self._roster.get(index)
+        return 0.0 if member is None else member.client.channel.waited
 
     async def _overdue(self, index: int, limit: float, making: Making | None) -> Failure:
         failure = _timed_out(index, self._roster.where(index), limit)
@@ -292,7 +310,7 @@ class SandboxFleet(Fleet):
         for index, outcome in outcomes.items():
             try:
                 self._rows.take(finished, index, outcome)
-            except (ValueError, TypeError, KeyError, IndexError) as error:
+            except Exception as error:
                 reason = f"gave an answer that does not fit its spaces: {error}"
                 finished.failures[index] = Failure(index, self._roster.where(index), "raised", reason)
             if isinstance(outcome, Failure) and outcome.kind not in _LEFT_ALIVE:
@@ -323,6 +341,9 @@ class SandboxFleet(Fleet):
     def usage(self, index: int) -> Usage:
         return self._roster.usage(index)
 
+    def age(self, index: int) -> float:
+        return self._roster.age(index)
+
     def end(self, index: int, timed_out: float | None = None) -> Failure:
         self._jobs.drop([index])
         member = self._roster.get(index)
@@ -351,6 +372,10 @@ class SandboxFleet(Fleet):
         self._jobs.close()
         self._roster.forget(self._roster.indices)
         wait_for_futures(self._leaving(), _CLOSING)
+
+
+async def _nothing() -> Outcome:
+    return Result(None)
 
 
 def _timed_out(index: int, where: str, limit: float) -> Failure:

@@ -10,7 +10,7 @@ from typing import Any
 from prized_gym.errors import BaseDiedError, PrizedGymError
 from prized_gym.interface.failure import Failure
 from prized_gym.sandbox.account import Guarded
-from prized_gym.sandbox.failures import told
+from prized_gym.sandbox.failures import said_by
 from prized_gym.sandbox.pool import Forked, SandboxPool
 
 
@@ -84,7 +84,7 @@ def not_made(index: int, error: BaseException) -> Failure:
     """The failure of a copy that could not be made."""
     if isinstance(error, BaseDiedError):
         return Failure(index, "not forked", "base", f"was not forked: {error}", exception=error)
-    return Failure(index, "not forked", "fork", f"could not be forked: {told(error)}", exception=error)
+    return Failure(index, "not forked", "fork", f"could not be forked: {said_by(error)}", exception=error)
 
 
 async def _all_over(futures: Sequence[Future[Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -74,7 +75,12 @@ class Roster:
         member = self._members.get(index)
         if member is None:
             return Usage()
-        return replace(member.sandbox.usage(), seconds=time.monotonic() - member.since)
+        return replace(member.sandbox.usage(), seconds=self.age(index))
+
+    def age(self, index: int) -> float:
+        """Seconds since copy ``index`` was made; nan if it does not exist."""
+        member = self._members.get(index)
+        return math.nan if member is None else time.monotonic() - member.since
 
     def bury(self, index: int, failure: Failure) -> None:
         """Remember why a copy is no more, and begin to end what is left of it."""

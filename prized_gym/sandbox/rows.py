@@ -72,7 +72,7 @@ class Rows:
         """Store an outcome.
 
         Raises:
-            ValueError, TypeError, KeyError, IndexError: an observation does not fit its space; the row is as it was.
+            Exception: an observation does not fit its space; the row is as it was.
         """
         if isinstance(outcome, Failure):
             finished.failures[index] = outcome

@@ -93,7 +93,12 @@ class Setup:
             self._run(sandbox, command)
         if plan.bare and plan.payload is not None:
             # After the commands, which may have installed some of it.
-            self.wait_for("bringing what the server needs", lambda: bundle.bring(sandbox, plan.payload or b""))
+            try:
+                self.wait_for("bringing what the server needs", lambda: bundle.bring(sandbox, plan.payload or b""))
+            except (OSError, SandboxError) as error:
+                if isinstance(error, SetupTimeoutError):
+                    raise
+                raise SetupError(f"what the server needs could not be brought: {error}") from error
 
     def _run(self, sandbox: Sandbox, command: str) -> None:
         output = Output()

@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -74,6 +75,10 @@ def sweep(driver: Driver, account: Account) -> list[str]:
     return removed
 
 
+_LOOKED_FOR = 600.0
+"""Seconds for which what a lost request may have made is looked for."""
+
+
 class LostRequests:
     """Deletes what calls made whose answers were lost, as soon as it is found.
 
@@ -85,7 +90,7 @@ class LostRequests:
     def __init__(self, driver: Driver, account: Account) -> None:
         self._driver = driver
         self._account = account
-        self._lost: set[str] = set()
+        self._lost: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def label(self, labels: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -96,12 +101,14 @@ class LostRequests:
     def lost(self, token: str) -> None:
         """Look for what the call with that label made, and again later: a provider may still be making it."""
         with self._lock:
-            self._lost.add(token)
+            self._lost[token] = time.monotonic() + _LOOKED_FOR
         self.look_again()
 
     def look_again(self) -> None:
         """Look for all that has not been found."""
         with self._lock:
+            now = time.monotonic()
+            self._lost = {token: until for token, until in self._lost.items() if now < until}
             lost = list(self._lost)
         for token in lost:
             self._delete(token)
@@ -113,4 +120,4 @@ class LostRequests:
                 self._account.ask(lambda id=each.id: self._driver.delete(id), True)  # type: ignore[misc]
             if found:
                 with self._lock:
-                    self._lost.discard(token)
+                    self._lost.pop(token, None)

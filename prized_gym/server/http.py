@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import queue
 import selectors
 import socket
@@ -290,16 +291,17 @@ class Listener(threading.Thread):
         if head.size > self.max_body:
             raise _Refused(413, f"a body of {head.size} bytes is over the limit of {self.max_body}")
         end = start + head.size
+        with connection.lock:
+            waiting = connection.waiting
         if len(buffer) < end:
-            if head.expects and not connection.continued:
+            # Not into the midst of an answer that is owed: a client that waits for the word does not do so for ever.
+            if head.expects and not connection.continued and not waiting:
                 connection.continued = True
                 connection.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             return False
         body = bytes(memoryview(buffer)[start:end])
         del buffer[:end]
         connection.continued = False
-        with connection.lock:
-            waiting = connection.waiting
         if waiting >= _MAX_WAITING:
             raise _Refused(429, f"at most {_MAX_WAITING} requests may wait on one connection")
         answer = None if waiting else self.quick(head.method, head.path)
@@ -311,6 +313,10 @@ class Listener(threading.Thread):
             return True
         with connection.lock:
             connection.waiting += 1
+        if head.last:
+            # What comes after it is no request.
+            buffer.clear()
+            connection.discard_until = math.inf
         self.jobs.put(
             Job(head.method, head.path, head.content_type, body, lambda answer: connection.reply(answer, head.last))
         )

@@ -1,4 +1,4 @@
-"""`prized-gym bench rollouts`: one run at a tiny size, what it adds up, and that an interrupt leaves nothing behind."""
+"""`bench rollouts`: one run at a tiny size, what it adds up, and that an interrupt leaves nothing behind."""
 
 import argparse
 import importlib.util
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import rollouts
+from bench import rollouts, ways
 from bench.__main__ import main
 from prized_gym.pricing import PRIZED_2_VCPU_4_GB, Prices
 
@@ -43,7 +43,7 @@ def test_a_run_prints_every_row(
     assert cells[f"(a) {rollouts.TITLES['a']}"][3] == "1.00 (1.00-1.00)"
     assert len(re.findall(r"Setting the base of \([abc]\) up, once: \d", printed)) == 3
     assert re.search(r"\(d\) / \(a\): \d", printed)
-    assert re.search(r"rollouts\(\) / by own_copy: \d", printed)
+    assert re.search(r"rollouts\(\) / by hand: \d", printed)
     assert not list(tmp_path.iterdir())
 
 
@@ -84,14 +84,14 @@ def test_wrong_options_are_refused() -> None:
 
 
 def test_the_cost_of_a_hundred_rollouts() -> None:
-    class Kept(rollouts.RunningBase):
+    class Kept(ways.RunningBase):
         def __init__(self) -> None:
             self.setup_seconds = 100.0
 
     class Paused(Kept):
         base_runs = False
 
-    batches = [rollouts.Batch(10.0, {}, 70.0), rollouts.Batch(5.0, {}, 30.0), rollouts.Batch(7.0, {}, 50.0)]
+    batches = [ways.Batch(10.0, {}, 70.0), ways.Batch(5.0, {}, 30.0), ways.Batch(7.0, {}, 50.0)]
     hourly = Prices(sandbox_hour=3600.0)
     # 25 at once: the first batch and three later ones.
     assert rollouts._cost(Paused(), batches, 25, hourly) == pytest.approx(100 + 70 + 3 * 40)
@@ -119,8 +119,8 @@ def test_another_reward_for_a_known_seed_is_an_error() -> None:
 
 
 def test_the_wheel_lists_its_files(tmp_path: Path) -> None:
-    path = tmp_path / rollouts.WHEEL
-    rollouts._write_wheel(path)
+    path = tmp_path / ways.WHEEL
+    ways.write_wheel(path)
     with zipfile.ZipFile(path) as wheel:
         record = wheel.read("benched_policy-1.0.dist-info/RECORD").decode()
         assert [line.split(",")[0] for line in record.splitlines()] == wheel.namelist()

@@ -142,6 +142,19 @@ def test_an_engine_that_tells_little(far: type[FarEngine], capsys: pytest.Captur
     assert capsys.readouterr().out == "deleted far-1\n" and not far.bases
 
 
+def test_what_cannot_be_shown_hides_nothing_else(far: type[FarEngine], capsys: pytest.CaptureFixture[str]) -> None:
+    broken: Any = None
+    far.bases["two"] = KeptBase("two", "far", created=broken)
+    far.bases["three"] = KeptBase("three", "far", labels={"task\x1b[31m": "a\nfar-4"})
+    far.bases["four"] = KeptBase("four", "far", labels=broken)
+    assert cli.main(["ls", "--engine", "far"]) == 1
+    captured = capsys.readouterr()
+    assert [line.split()[0] for line in captured.out.splitlines()] == ["ID", "far-1", "three", "2"]
+    assert r"task\x1b[31m=a\nfar-4" in captured.out and "\x1b" not in captured.out
+    assert captured.err.count("prized-gym: far: ") == 2
+    assert cli.main(["rm", "--engine", "far", "two"]) == 1 and "two" not in far.bases
+
+
 def test_an_engine_that_cannot_be_asked_is_named(far: type[FarEngine], capsys: pytest.CaptureFixture[str]) -> None:
     far.trouble = EngineUnavailableError("FAR_API_KEY is not set\nget one")
     assert cli.main(["ls"]) == 0

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.libraries import need_here
+
 pytestmark = pytest.mark.timeout(180)
 
 ROOT = Path(__file__).parents[2]
@@ -42,9 +44,22 @@ def test_quickstart() -> None:
         assert re.search(rf"^{word} ", printed, re.MULTILINE)
 
 
-@pytest.mark.parametrize("module", ["vector_env", "base", "env", "protocols", "pricing", "rollout.run"])
-def test_docstrings(module: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"prized_gym.{module}"), optionflags=doctest.NORMALIZE_WHITESPACE)
+SHOWN = sorted(
+    str(path.relative_to(ROOT)) for path in (ROOT / "prized_gym").rglob("*.py") if ">>> " in path.read_text()
+)
+NEEDED = {"sb3": ("stable_baselines3", "'prized-gym[sb3]'"), "tianshou": ("tianshou", "tianshou")}
+
+
+@pytest.mark.parametrize("path", SHOWN)
+@pytest.mark.filterwarnings("default")  # of the libraries that an example is about
+def test_docstrings(path: str, request: pytest.FixtureRequest) -> None:
+    for name, (library, install) in NEEDED.items():
+        if path.endswith(f"integrations/{name}.py"):
+            need_here(library, install)
+    if "/runsc/" in path:
+        request.getfixturevalue("runsc")
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    result = doctest.testmod(importlib.import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.attempted and not result.failed
 
 

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from prized_gym.arguments import at_least_one, earlier, one_of, seconds, seed_list, take_mask
+from prized_gym.arguments import at_least_one, one_of, seconds, seed_list, take_mask
 
 
 def test_one_of() -> None:
@@ -35,13 +35,6 @@ def test_seconds() -> None:
     for bad in (0, -1.0, float("nan"), "5", [1]):
         with pytest.raises(ValueError, match=r"^step_timeout must be a positive number of seconds or None, got "):
             seconds("step_timeout", bad)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "least"), [(None, None, None), (1, None, 1), (None, 2, 2), (3, 2, 2), (0.0, 2, 0.0)]
-)
-def test_the_earlier_of_two_limits(a: float | None, b: float | None, least: float | None) -> None:
-    assert earlier(a, b) == least
 
 
 @pytest.mark.parametrize(

@@ -111,3 +111,17 @@ def test_urgent_calls_do_not_wait_behind_those_that_hang() -> None:
     finally:
         gate.set()
     assert all(each.result(LONG) for each in hanging)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_the_loop_outlives_what_exits_in_it(error: BaseException) -> None:
+    async def leave() -> None:
+        raise error
+
+    async def stay() -> int:
+        return 5
+
+    with pytest.raises(type(error)):
+        background.run(leave(), 20.0)
+    assert background.run(stay(), 20.0) == 5

@@ -174,3 +174,11 @@ def test_a_target_says_whether_it_is_ready() -> None:
     assert asked(protocol.ready()).path == "/health"
     assert drive(protocol.ready(), lambda request: Response(503, {}, b"")) is False
     assert drive(protocol.ready(), lambda request: Response(204, {}, b"")) is True
+
+
+def test_an_action_that_is_not_in_the_path_is_not_written_for_it() -> None:
+    for action in (object(), b"bytes", "\ud800"):
+        protocol = EpisodeProtocol("/rollout?seed={seed}", body=lambda seed, action, options: {"seed": seed})
+        begin(protocol, 3, None)
+        request = asked(protocol.step(action))
+        assert (request.path, request.body) == ("/rollout?seed=3", b'{"seed": 3}')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from prized_gym import protocols
 from prized_gym.errors import PrizedGymError
 from prized_gym.protocols import (
     Exchange,
@@ -50,11 +48,6 @@ class Plain(Protocol):
         job = yield Request("GET", f"/act?{action}")
         result = yield Request("GET", f"/result?{job.body.decode()}")
         return StepAnswer(np.int64(1), float(result.body), True, False, {})
-
-
-def test_the_example_in_the_docstring_runs() -> None:
-    found = doctest.testmod(protocols)
-    assert found.attempted and not found.failed
 
 
 def test_reset_and_step_are_enough() -> None:

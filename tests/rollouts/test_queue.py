@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ def test_seeds_in_their_order() -> None:
 
 
 def test_a_work_of_a_seed_alone() -> None:
-    assert everything(RolloutQueue([7], None, 1, 0)) == [Work(7, None, 0, None, 1, 0.0)]
+    assert everything(RolloutQueue([7], None, 1, 0)) == [Work(7, None, 0, None, 1, math.nan)]
     [work] = everything(RolloutQueue(np.array([7], np.uint8), None, 1, 0))
     assert type(work.seed) is int
 
@@ -82,6 +83,29 @@ def test_what_failed_comes_next_with_what_it_cost() -> None:
     assert queue.take(1) == [Work(1, attempt=3, spent=1.25)]
     assert not queue.put_again(Work(1, attempt=3, spent=1.25), 1.0)
     assert [work.seed for work in everything(queue)] == [3]
+
+
+def test_a_cost_that_is_not_known_hides_no_other() -> None:
+    queue = RolloutQueue(range(1), None, 1, 3)
+    for cost, spent in ((math.nan, math.nan), (0.5, 0.5), (math.nan, 0.5)):
+        [work] = queue.take(1)
+        assert queue.put_again(work, cost)
+        [work] = queue.take(1)
+        assert work.spent == pytest.approx(spent, nan_ok=True)
+        queue.put_back(work)
+
+
+def test_what_could_not_begin_comes_before_all_others_in_its_order() -> None:
+    queue = RolloutQueue(range(6), None, 1, 1)
+    first, *others = queue.take(4)
+    assert queue.put_again(first, math.nan)
+    for work in others:
+        queue.put_back(work)
+    taken = queue.take(2)
+    for work in taken[1:]:
+        queue.put_back(work)
+    assert [work.seed for work in taken] == [1, 2]
+    assert [(work.seed, work.attempt) for work in everything(queue)] == [(3, 1), (2, 1), (0, 2), (4, 1), (5, 1)]
 
 
 def test_without_retries_nothing_comes_again() -> None:

@@ -794,6 +794,6 @@ def test_seeds_that_are_none(cart_pole: prized_gym.Base, seeds: Any, error: type
 
 
 def test_a_base_of_several_environments_is_refused() -> None:
-    makers = [lambda: gym.make("CartPole-v1"), lambda: gym.make("CartPole-v1")]
+    factories = [lambda: gym.make("CartPole-v1"), lambda: gym.make("CartPole-v1")]
     with pytest.raises(ValueError, match="2 copies of their own kinds"):
-        rollouts(makers, range(3), policy=lean, progress=False)
+        rollouts(factories, range(3), policy=lean, progress=False)

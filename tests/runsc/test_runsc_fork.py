@@ -100,7 +100,7 @@ def test_running_paused_and_forked(server: Sandbox) -> None:
     assert server.state == "paused" and server.stopped
     with pytest.raises(SandboxStateError, match="paused"):
         server.exec("true")
-    images = server._runtime.directory / "images"
+    images = server._life.runtime.directory / "images"
     first = server.fork(2)
     assert server.state == "paused" and server.stopped
     saved = list(images.iterdir())
@@ -184,6 +184,9 @@ def test_a_virtual_environment_can_be_made(shared: Sandbox) -> None:
 def test_more_binds(create: Callable[..., Sandbox], tmp_path: Path) -> None:
     (tmp_path / "data").write_text("shown")
     tmp_path.chmod(0o755)  # what the host lets nobody else read, the sandbox's user cannot read either
+    for path in ("relative", "/", "/proc/1", "/.agent", "/.agent/agent"):
+        with pytest.raises(ValueError, match="no place to mount"):
+            create(mounts={path: str(tmp_path)})
     sandbox = create(mounts={"/data": str(tmp_path)}, env_vars={"MINE": "1"})
     [copy] = sandbox.fork()
     with copy:

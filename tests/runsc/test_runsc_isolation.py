@@ -54,7 +54,8 @@ attempt("mount", lambda: ctypes.CDLL(None, use_errno=True).mount(b"proc", b"/hom
 attempt("ptrace", lambda: ctypes.CDLL(None).ptrace(16, 1, 0, 0) and 1/0 or "attached")
 attempt("write usr", lambda: open("/usr/evil", "w"))
 attempt("write etc", lambda: open("/etc/passwd", "a"))
-attempt("write agent", lambda: open("/agent.py", "a"))
+attempt("write agent", lambda: open("/.agent/agent/main.py", "a"))
+attempt("write agent's bytecode", lambda: open(glob.glob("/.agent/agent/__pycache__/main.*")[0], "a"))
 attempt("write python", lambda: open(os.__file__, "a"))
 attempt("raise limit", lambda: __import__("resource").setrlimit(6, (100000, 100000)))
 found["pids"] = sorted(int(p) for p in os.listdir("/proc") if p.isdigit())
@@ -106,6 +107,7 @@ def test_a_spy_finds_nothing(spied: dict[str, object]) -> None:
         and name not in ("pids", "environment", "sockets", "home", "no new privileges", "environment of 1")
     }
     assert not reached, (reached, spied)
+    assert all("PermissionError" in str(spied[f"why write agent{what}"]) for what in ("", "'s bytecode"))  # it is there
     assert max(spied["pids"]) < 100 and len(spied["pids"]) < 10  # type: ignore[call-overload, arg-type]
     assert "hunter2" not in json.dumps(spied)
     assert spied["sockets"] == [] and spied["home"] == ["user"]

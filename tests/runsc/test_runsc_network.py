@@ -82,7 +82,7 @@ def test_loopback_of_the_host_stays_closed(create: Callable[..., Sandbox], outsi
 
 def test_nothing_of_the_network_is_left(create: Callable[..., Sandbox], outside: tuple[str, int]) -> None:
     sandbox = create(network="outbound")
-    directory = sandbox._directory
+    directory = sandbox._life.directory
     namespace = directory / "netns"
     assert namespace.exists()
     slirp = _slirp(namespace)
@@ -98,7 +98,7 @@ def test_without_slirp4netns_it_says_so(create: Callable[..., Sandbox], tmp_path
         "try: Sandbox.create(runsc=Runsc(sys.argv[1], ''), network='outbound')\nexcept RunscError as error: print(error)"
     )
     with start_python(
-        program, create(memory_gb=0.25)._runtime.runsc.path, SLIRP4NETNS=str(tmp_path / "none")
+        program, create(memory_gb=0.25)._life.runtime.runsc.path, SLIRP4NETNS=str(tmp_path / "none")
     ) as process:
         output = process.communicate(timeout=60)[0]
     assert "slirp4netns" in output and "needs" in output

@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from prized_gym.runsc import Runsc, Sandbox, cgroups, sweep
+from prized_gym.runsc import Runsc, Sandbox, cgroups, start, sweep
+from prized_gym.runsc.life import Life
 from prized_gym.runsc.processes import tree
 from tools.processes import eventually, processes_of, sentry_of
 from tools.sandboxes import ROOT, start_python
@@ -138,15 +140,15 @@ def test_supervisor_killed_is_news(own_store: Path) -> None:
     assert not remains(own_store)
 
 
-def test_run_time_ends_even_if_the_maker_hangs(own_store: Path) -> None:
+def test_run_time_ends_even_if_its_runtime_hangs(own_store: Path) -> None:
     program = (
         PRELUDE
-        + "options['max_runtime_min'] = 0.03\nsandbox = Sandbox.create(**options); say('go')\n"
+        + "options['max_runtime_min'] = 0.12\nsandbox = Sandbox.create(**options); say('go')\n"
         + "os.kill(os.getpid(), signal.SIGSTOP)"
     )
     with start_python(program) as runtime:
         assert runtime.stdout is not None and runtime.stdout.readline() == "go\n"
-        assert eventually(lambda: not [line for line in processes_of(own_store) if " boot " in line], 10)
+        assert eventually(lambda: not [line for line in processes_of(own_store) if " boot " in line], 30)
         runtime.kill()
         runtime.wait()
     assert eventually(lambda: not remains(own_store))
@@ -167,8 +169,8 @@ def test_ordinary_ends(own_store: Path, how: str) -> None:
 def test_interrupt_during_a_fork(create: Callable[..., Sandbox], delay: float) -> None:
     sandbox = create()
     sandbox.exec("true")
-    supervisor = sandbox._runtime.process.pid
-    sandboxes_before = set(sandbox._runtime.sandboxes)
+    supervisor = sandbox._life.runtime.process.pid
+    sandboxes_before = set(sandbox._life.runtime.sandboxes)
     timer = threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     try:
@@ -184,10 +186,10 @@ def test_interrupt_during_a_fork(create: Callable[..., Sandbox], delay: float) -
     if "copies" in locals():
         for copy in copies:
             copy.close()
-    assert set(sandbox._runtime.sandboxes) == sandboxes_before
+    assert set(sandbox._life.runtime.sandboxes) == sandboxes_before
     assert sandbox.exec("echo fine").stdout == b"fine\n"
     assert eventually(lambda: len([pid for pid in tree(supervisor) if _is(pid, "boot")]) == len(sandboxes_before))
-    assert not list((sandbox._runtime.directory / "images").iterdir())
+    assert not list((sandbox._life.runtime.directory / "images").iterdir())
 
 
 def _is(pid: int, part: str) -> bool:
@@ -201,7 +203,7 @@ def _is(pid: int, part: str) -> bool:
 def test_fifty_rounds_leave_nothing(create: Callable[..., Sandbox]) -> None:
     base = create(vcpu=4)
     base.pause()
-    supervisor, name = base._runtime.process.pid, base._runtime.directory.name
+    supervisor, name = base._life.runtime.process.pid, base._life.runtime.directory.name
 
     def counts() -> dict[str, int]:
         inner = tree(supervisor)[1]
@@ -211,10 +213,12 @@ def test_fifty_rounds_leave_nothing(create: Callable[..., Sandbox]) -> None:
             "supervisor's descriptors": len(os.listdir(f"/proc/{inner}/fd")),
             "processes": len([pid for pid in tree(supervisor) if _is(pid, "boot") or _is(pid, "gofer")]),
             "mounts": Path(f"/proc/{inner}/mounts").read_text().count("\n"),
-            "files": sum(len(directories) + len(names) for _, directories, names in os.walk(base._runtime.directory)),
+            "files": sum(
+                len(directories) + len(names) for _, directories, names in os.walk(base._life.runtime.directory)
+            ),
             "groups": sum(len(list(parent.glob(f"prized-gym-{name}-*"))) for parent in set(cgroups.parents().values())),
-            "ticks": len(base._runtime.hub.ticks),
-            "sandboxes": len(base._runtime.sandboxes),
+            "ticks": len(base._life.runtime.hub.ticks),
+            "sandboxes": len(base._life.runtime.sandboxes),
         }
 
     base.fork()[0].close()
@@ -244,19 +248,20 @@ def test_a_copy_dies_alone(create: Callable[..., Sandbox]) -> None:
 
 def test_a_fork_that_fails_leaves_no_copies(create: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch) -> None:
     base = create()
-    real, calls = Sandbox._start, []
+    real: Callable[..., None] = start.start
+    calls: list[Life] = []
 
-    def start(self: Sandbox, image: Path | None, timeout: float) -> None:
-        calls.append(self)
+    def failing(life: Life, *arguments: Any) -> None:
+        calls.append(life)
         if len(calls) == 3:
             raise OSError("made to fail")
-        real(self, image, timeout)
+        real(life, *arguments)
 
-    monkeypatch.setattr(Sandbox, "_start", start)
-    sandboxes = set(base._runtime.sandboxes)
+    monkeypatch.setattr(start, "start", failing)
+    sandboxes = set(base._life.runtime.sandboxes)
     with pytest.raises(OSError, match="made to fail"):
         base.fork(6)
-    assert set(base._runtime.sandboxes) == sandboxes and all(sandbox.state == "closed" for sandbox in calls)
+    assert set(base._life.runtime.sandboxes) == sandboxes and all(life.state == "closed" for life in calls)
     assert base.exec("echo fine").stdout == b"fine\n"
 
 
@@ -327,7 +332,7 @@ sandbox = Sandbox.create(**options)
 errors = []
 def close():
     try:
-        sandbox._runtime.close()
+        sandbox._life.runtime.close()
     except BaseException as error:
         errors.append(error)
 threads = [threading.Thread(target=close) for _ in range(3)]

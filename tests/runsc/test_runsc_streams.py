@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -201,6 +201,26 @@ def test_frames_in_pieces() -> None:
     assert [found for byte in data for found in reader.feed(bytes([byte]))] == [(b"B", b"abc"), (b"J", b"{}")]
     with pytest.raises(agent.BadFrame):
         list(FrameReader(100).feed(b"B\0\0\1\0"))
+
+
+def test_another_process_that_closes_it_takes_nothing_away(create: Callable[..., Sandbox]) -> None:
+    sandbox = create()
+    sandbox.pause()
+    sandbox.prepare()
+    images = sandbox._life.runtime.directory / "images"
+    before = list(images.iterdir())
+    assert len(before) == 1
+    pid = os.fork()
+    if pid == 0:
+        try:
+            sandbox.close()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert list(images.iterdir()) == before
+    [copy] = sandbox.fork()
+    with copy:
+        assert copy.exec("echo fine").stdout == b"fine\n"
 
 
 def test_another_process_cannot_use_it(shared: Sandbox) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +20,10 @@ from gymnasium.vector import SyncVectorEnv
 
 import prized_gym
 from prized_gym.protocols import GymProtocol
+from prized_gym.sandbox.driver import Sandbox, Shape
 from prized_gym.sandbox.sweeping import OWNER_LABEL, is_orphan, owner
 from tools.comparing import assert_same
+from tools.processes import eventually
 from tools.sandboxes import ZOO
 from zoo import bad_server as bad
 from zoo import plain_driver
@@ -100,7 +108,75 @@ def test_one_copy_that_cannot_be_set_up_is_a_failure_of_its_own(tmp_path: Path) 
     assert provider.refused == 0 and provider.highest == 1
 
 
+class Slow(variants.Forkless):
+    """Makes sandboxes one after another, each when it may.
+
+    Attributes:
+        begun: set by the second creation, which then waits for ``go``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def create(self, shape: Shape, timeout: float) -> Sandbox:
+        if self.created:
+            self.begun.set()
+            assert self.go.wait(60)
+        return super().create(shape, timeout)
+
+
+def test_copies_that_are_set_up_when_the_base_is_closed_are_ended() -> None:
+    provider, before = Slow(), set(plain_driver.ALIVE)
+    base = bad_base(provider)
+    with ThreadPoolExecutor() as threads:
+        forking = threads.submit(base.fork, 3)
+        assert provider.begun.wait(60)
+        base.close()
+        provider.go.set()
+        with pytest.raises(prized_gym.BaseDiedError, match="closed"):
+            forking.result(60)
+    assert eventually(lambda: set(plain_driver.ALIVE) <= before, 30)
+
+
+def test_an_interrupt_leaves_no_copy_that_is_still_set_up() -> None:
+    provider = Slow()
+    with bad_base(provider) as base:
+        before = set(plain_driver.ALIVE)
+
+        def interrupt() -> None:
+            assert provider.begun.wait(60)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        with ThreadPoolExecutor() as threads:
+            threads.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                base.fork(3)
+        provider.go.set()
+        made = provider.created
+        assert eventually(lambda: provider.created == made or set(plain_driver.ALIVE) == before, 30)
+        (copy,) = base.fork(1)
+        copy.close()
+        assert eventually(lambda: set(plain_driver.ALIVE) == before, 30)
+
+
 # Capacity
+
+
+def test_a_second_base_that_cannot_be_set_up_leaves_the_copies_that_fit(tmp_path: Path) -> None:
+    counter = tmp_path / "count"
+    provider = variants.Cramped(room=2)
+    with bad_base(provider, setup=f"echo x >> {counter}; test $(wc -l < {counter}) = 1") as base:
+        for _ in range(2):
+            with pytest.raises(
+                prized_gym.SandboxError, match=r"room for 2 of 3 copies.*not be set up.*code 1"
+            ) as caught:
+                base.fork(3)
+            assert caught.value.fits == 2  # type: ignore[attr-defined]
+        found = list(prized_gym.rollouts(base, range(6), 4, command="echo {seed}", timeout=60, progress=False))
+        assert sorted(one.reward for one in found) == list(range(6))
+        # Not tried each time there is no room.
+        assert counter.read_text() == "x\n" * 2
 
 
 def test_a_second_base_is_set_up_where_the_first_has_no_room() -> None:
@@ -191,6 +267,47 @@ def test_no_more_requests_at_once_than_the_provider_takes(channel: str) -> None:
             assert copy.exec("sleep 0.05; echo x").stdout == "x\n"
             copy.close()
     assert provider.refused == 0 and provider.highest <= 3 and provider.answered > 10
+
+
+class Unhurried(variants.Busy):
+    """Takes its time for each request, once ``seconds`` are set."""
+
+    seconds = 0.0
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        with super().request():
+            time.sleep(self.seconds)
+            yield
+
+
+def test_what_a_step_waits_for_its_turn_is_not_of_its_time() -> None:
+    provider = Unhurried(2)
+    with bad_base(provider, channel="exec") as base:
+        envs = prized_gym.ForkedVectorEnv(base, num_envs=6, step_timeout=4, on_failure="raise")
+        envs.reset(seed=0)
+        provider.seconds = 1.0
+        started = time.monotonic()
+        assert (envs.step([bad.FINE] * 6)[1] == 1).all()
+        # One after another, they took longer than any of them may.
+        assert time.monotonic() - started > 4
+        provider.seconds = 0.0
+        envs.close()
+    assert provider.refused == 0
+
+
+def test_waiting_for_a_death_leaves_others_their_turn() -> None:
+    provider = variants.Busy(1)
+    with bad_base(provider) as base, ThreadPoolExecutor() as threads:
+        waited, other = base.fork(2)
+        waiting = threads.submit(waited.wait_dead, 60)
+        time.sleep(0.2)
+        other.close()
+        assert not waiting.done()
+        next(each for each in plain_driver.ALIVE if each.id == waited.id).kill("killed")
+        assert waiting.result(30) == "killed"
+        assert other.death == "closed"
+    assert provider.refused == 0
 
 
 def test_ending_what_hangs_does_not_wait_for_what_hangs() -> None:
@@ -322,6 +439,17 @@ def test_a_provider_that_keeps_nothing_says_so_and_the_base_lives_on() -> None:
         with pytest.raises(prized_gym.SandboxError, match="keeps no sandboxes"):
             base.keep()
         assert base.exec("echo here").stdout == "here\n"
+
+
+def test_a_base_that_could_not_be_kept_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, lifetime_hours: float | None) -> str:
+        raise prized_gym.SandboxError("no disk left")
+
+    monkeypatch.setattr(variants.CrampedSandbox, "keep", full)
+    with bad_base(variants.Cramped(room=3)) as base:
+        with pytest.raises(prized_gym.SandboxError, match="no disk left"):
+            base.keep()
+        assert base.alive and len(base.fork(2)) == 2
 
 
 # Cost

@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import prized_gym
 from prized_gym.engines import ENGINES
+from prized_gym.fleets.throttled import ThrottledFleet
 from prized_gym.interface import commands as ops
 from prized_gym.interface.commands import Fresh, Reset, Start
 from prized_gym.interface.engine import BaseHandle
@@ -59,6 +61,40 @@ def test_wait_returns_what_finished_and_no_more(base: BaseHandle) -> None:
     assert step(fleet, [Faulty.STEP] * 3).failures[0].reason == "was ended"
     fleet.close()
     fleet.close()
+
+
+@pytest.mark.parametrize("engine", ["inline", "local", "plain"])
+@pytest.mark.parametrize("limit", [None, 1])
+def test_a_copy_that_is_to_do_nothing_finishes_too(engine: str, limit: int | None) -> None:
+    handle = make_base(engine, Faulty)
+    try:
+        fleet = handle.fleet(3)
+        if limit is not None:
+            fleet = ThrottledFleet(fleet, limit)
+        forked(fleet)
+        actions = [np.full(2, Faulty.STEP)]
+        fleet.step_some([1, 2], actions, [], bytes([ops.NOOP, ops.STEP]))
+        finished = []
+        while fleet.busy:
+            finished += fleet.wait(1).copies
+        assert sorted(finished) == [1, 2]
+        fleet.close()
+    finally:
+        handle.close()
+
+
+def test_an_episode_begun_early_is_received() -> None:
+    with prized_gym.Base(Faulty, engine=engine_of(plain_driver.PlainDriver()), progress=False) as base:
+        envs = prized_gym.ForkedVectorEnv(base, num_envs=2, on_failure="truncate")
+        envs.reset(seed=0)
+        sandbox_of(envs.core.fleet.where(1)).kill("killed")
+        assert envs.step([Faulty.STEP] * 2)[3].tolist() == [False, True]
+        # Its next episode begins with this call, and the step that was to begin it does nothing.
+        assert envs.call("render_mode") == (None, None)
+        envs.send([Faulty.STEP] * 2)
+        *_, indices = envs.recv(2)
+        assert indices.tolist() == [0, 1]
+        envs.close()
 
 
 def test_a_descriptor_says_when_there_is_something_to_wait_for(base: BaseHandle) -> None:

@@ -348,6 +348,44 @@ def test_the_ways_of_http(counter: Server) -> None:
     assert sock.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
+def test_nothing_is_read_after_a_request_that_was_the_last() -> None:
+    with server(*COUNTER) as running:
+        client = running.client()
+        client.ask("reset", 1, None)
+        body = encode({"actions": [1]})
+        head = b"POST /step HTTP/1.1\r\nHost: a\r\nContent-Type: application/msgpack\r\nContent-Length: %d\r\n" % len(
+            body
+        )
+        hang = encode({"name": "spin", "args": [0.5]})
+        last = head.replace(b"/step", b"/call").replace(b"%d" % len(body), b"%d" % len(hang))
+        sock = running.connect()
+        sock.sendall(last + b"Connection: close\r\n\r\n" + hang)
+        # While the last is worked on.
+        client.ask("stack")
+        sock.sendall(head + b"\r\n" + body)
+        got = b""
+        while data := sock.recv(65536):
+            got += data
+        assert got.count(b"HTTP/1.1 ") == 1
+        assert client.ask("step", 1).obs[0] == 1.0
+
+
+def test_a_word_to_go_on_does_not_come_into_another_answer() -> None:
+    with server(*COUNTER) as running:
+        call = encode({"name": "spin", "args": [0.5]})
+        head = b"POST /call HTTP/1.1\r\nHost: a\r\nContent-Type: application/msgpack\r\nContent-Length: %d\r\n" % len(
+            call
+        )
+        sock = running.connect()
+        sock.sendall(head + b"\r\n" + call + head + b"Expect: 100-continue\r\n\r\n")
+        got = sock.recv(100)
+        assert got.startswith(b"HTTP/1.1 200 ")
+        sock.sendall(call)
+        while got.count(b"result") < 2:
+            got += sock.recv(1000)
+        assert b"100 Continue" not in got
+
+
 def test_too_many_requests_ahead_are_refused(counter: Server) -> None:
     hold = counter.client()
     holding = threading.Thread(target=hold.ask, args=("call", "spin", (0.5,)))

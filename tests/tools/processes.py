@@ -31,7 +31,7 @@ def own_descendants() -> dict[int, str]:
     return {pid: line for pid, line in descendants().items() if "prized_gym" in line}
 
 
-def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+def eventually(condition: Callable[[], object], seconds: float = 30.0) -> bool:
     """Whether the condition becomes true in time."""
     ends = time.monotonic() + seconds
     while not condition():

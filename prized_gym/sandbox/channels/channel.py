@@ -29,6 +29,11 @@ class ChannelError(PrizedGymError):
 class Channel(ABC):
     """One server, reached one way. Used in the background loop only."""
 
+    @property
+    def waited(self) -> float:
+        """Seconds that requests have waited for their turn so far, which count toward no time limit."""
+        return 0.0
+
     @abstractmethod
     async def ask(self, request: Request, *, limit: int, timeout: float) -> Response:
         """Bring a request to the server.
@@ -36,7 +41,7 @@ class Channel(ABC):
         Args:
             request: what to ask.
             limit: bytes that the body of the answer may have; no more is read.
-            timeout: seconds until the whole answer must be there.
+            timeout: seconds until the whole answer must be there, from when it is the request's turn.
 
         Raises:
             ChannelError: there is none.

@@ -7,6 +7,7 @@ import base64
 import binascii
 import json
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, get_args
@@ -61,7 +62,7 @@ class ExecChannel(Channel):
     Args:
         commands: runs them.
         directory: where the exec proxy was told to work.
-        submit: has a command run in a thread.
+        submit: has a function called in a thread, once it is its turn.
     """
 
     def __init__(
@@ -76,6 +77,13 @@ class ExecChannel(Channel):
         self._free: asyncio.LifoQueue[int] = asyncio.LifoQueue()
         for lane in reversed(range(LANES)):
             self._free.put_nowait(lane)
+        self._waited = [0.0] * LANES
+        self._waiting: dict[int, float] = {}
+
+    @property
+    def waited(self) -> float:
+        now = time.monotonic()
+        return sum(self._waited) + sum(now - since for since in list(self._waiting.values()))
 
     async def ask(self, request: Request, *, limit: int, timeout: float) -> Response:
         try:
@@ -83,10 +91,21 @@ class ExecChannel(Channel):
         except (TimeoutError, asyncio.TimeoutError):
             raise ChannelError("timeout", f"{name_of(request)}: no lane was free within {timeout:g} s") from None
         loop = asyncio.get_running_loop()
-        call = self._submit(lambda: self._ask(lane, request, limit, timeout))
+        self._waiting[lane] = time.monotonic()
+
+        def in_turn() -> Response:
+            self._waited[lane] += time.monotonic() - self._waiting.pop(lane)
+            return self._ask(lane, request, limit, timeout)
+
+        call = self._submit(in_turn)
         # Not before the command has ended, even where nobody waits for it any more.
-        call.add_done_callback(lambda _: loop.call_soon_threadsafe(self._free.put_nowait, lane))
+        call.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, lane))
         return await asyncio.wrap_future(call)
+
+    def _release(self, lane: int) -> None:
+        # Given up before it was its turn.
+        self._waiting.pop(lane, None)
+        self._free.put_nowait(lane)
 
     async def reach(self, timeout: float) -> None:
         # the exec proxy knows this one: it only connects.
