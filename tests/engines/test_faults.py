@@ -347,7 +347,7 @@ def test_calls_out_of_order(engine: str) -> None:
         envs.step_wait()
     envs.reset(seed=0)
     envs.step_async(actions(2))
-    for call in (lambda: envs.reset(), lambda: envs.step_async(actions(2)), lambda: envs.call("render")):
+    for call in (lambda: envs.reset_async(), lambda: envs.step_async(actions(2)), lambda: envs.call("render")):
         with pytest.raises(AlreadyPendingCallError):
             call()
     with pytest.raises(NoAsyncCallError):

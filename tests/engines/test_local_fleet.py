@@ -27,7 +27,7 @@ from prized_gym.interface.engine import BaseHandle
 from prized_gym.interface.failure import CopyDiedError, CopyTimeoutError
 from prized_gym.interface.fleet import Finished, Fleet, TimeLimits
 from tools.fleets import ask, begin, begin_some, first, forked, make_base, step
-from tools.processes import own_descendants
+from tools.processes import own_descendants, running
 from zoo.envs import Loaded
 from zoo.faulty import Faulty
 
@@ -586,8 +586,10 @@ def test_a_base_is_built_anew_and_the_other_copies_stay_lost(make: Make, steps: 
     forked(fleet)
     for _ in range(steps):
         step(fleet, [0, 0, 0])
+    pids = [pid_of(fleet, index) for index in range(3)]
     kill_base(base)
-    until(lambda: not base.alive)
+    # A copy that is not dead yet may still take a step.
+    until(lambda: not base.alive and not any(running(pid) for pid in pids))
     finished = step(fleet, [0, 0, 0])
     assert {failure.kind for failure in finished.failures.values()} == {"base"} and len(finished.failures) == 3
     error = finished.failures[1].error()
