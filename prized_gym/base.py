@@ -69,22 +69,23 @@ class Base(SandboxMethods):
             ``reset_in="base"``; None for a random one.
         progress: show a progress bar when setting up takes long.
         **engine_options: of the ``local`` engine: ``workdir`` (a directory the base runs in, of which each copy gets
-            its own view: what it writes there neither the base nor another copy sees) ``allow_threads`` (fork
-            although the base, or a copy that is branched, has live threads, which no fork will have), ``close_copies`` (what
-            ``env.close()`` closes in a copy that ends: ``"own"``, what the copy made: files, directories, shared memory,
-            processes and connections that were there before its fork are the base's, and calls that would remove or end
-            them are passed over; True, everything; False, it is not called), ``close_timeout`` (seconds that
-            ``env.close()`` may take before its process is ended, with a warning, 30; None for no limit) and ``pin`` (keep each
-            copy on one core; None: while steps are cheap and there are at least two copies per core). Of engines whose bases
-            are sandboxes: ``upload`` (``{local: remote}``, files and directories copied in first), ``setup`` (shell
-            commands, run one after another), ``start`` (the command that runs a server of your own), ``ready`` (a URL in the sandbox that
-            answers once it is up, such as ``"http://127.0.0.1:8000/health"``), ``protocol`` (what it speaks, see
-            :mod:`prized_gym.protocols`; without one the base is forked, but not stepped), ``port`` (its port, if
-            ``ready`` does not say; 8000), ``env_vars``, ``vcpu``, ``memory_gb``, ``disk_gb``, ``max_runtime_min``,
-            ``labels``, ``network`` (``"none"``, or ``"outbound"`` for set-up commands that download),
-            ``copy_network`` (that of the copies, ``"none"``), ``channel`` (``"http"`` or ``"exec"``; None: the better one
-            that works), ``request_timeout`` (seconds an answer may take where ``step_timeout`` or ``reset_timeout`` do
-            not say, 300). Of ``gvisor`` too: ``python_path`` (directories to import from) and ``runsc`` (its path).
+            its own view: what it writes there neither the base nor another copy sees) ``allow_threads`` (fork although
+            the base, or a copy that is branched, has live threads, which no fork will have), ``close_copies`` (what
+            ``env.close()`` closes in a copy that ends: ``"own"``, what the copy made: files, directories, shared
+            memory, processes and connections that were there before its fork are the base's, and calls that would
+            remove or end them are passed over; True, everything; False, it is not called), ``close_timeout`` (seconds
+            that ``env.close()`` may take before its process is ended, with a warning, 30; None for no limit) and
+            ``pin`` (keep each copy on one core; None: while steps are cheap and there are at least two copies per
+            core). Of engines whose bases are sandboxes: ``upload`` (``{local: remote}``, files and directories copied
+            in first), ``setup`` (shell commands, run one after another), ``start`` (the command that runs a server of
+            your own), ``ready`` (a URL in the sandbox that answers once it is up, such as
+            ``"http://127.0.0.1:8000/health"``), ``protocol`` (what it speaks, see :mod:`prized_gym.protocols`; without
+            one the base is forked, but not stepped), ``port`` (its port, if ``ready`` does not say; 8000),
+            ``env_vars``, ``vcpu``, ``memory_gb``, ``disk_gb``, ``max_runtime_min``, ``labels``, ``network``
+            (``"none"``, or ``"outbound"`` for set-up commands that download), ``copy_network`` (that of the copies,
+            ``"none"``), ``channel`` (``"http"`` or ``"exec"``; None: the better one that works), ``request_timeout``
+            (seconds an answer may take where ``step_timeout`` or ``reset_timeout`` do not say, 300). Of ``gvisor`` too:
+            ``python_path`` (directories to import from) and ``runsc`` (its path).
 
     Attributes:
         num_envs: the length of the sequence of callables, else None.
