@@ -54,9 +54,7 @@ def waiting(what: str, enabled: bool) -> Iterator[Callable[[], None]]:
         if not enabled or waited < _PATIENCE:
             return
         if not bars and _shows_bars():
-            from tqdm.auto import tqdm
-
-            bars.append(tqdm(desc=what, bar_format="{desc}: {elapsed}", leave=False))
+            bars.append(_tqdm()(desc=what, bar_format="{desc}: {elapsed}", leave=False))
             bars[0].start_t -= waited
         if bars:
             bars[0].refresh()
@@ -81,10 +79,18 @@ def bar(total: int | None, desc: str, unit: str, enabled: bool) -> Bar:
     """
     if enabled and not _shows_bars():
         return _Lines(total, desc, unit)
+    shown: Bar = _tqdm()(total=total, desc=desc, unit=unit, disable=not enabled, miniters=1)
+    return shown
+
+
+def _tqdm() -> Any:
+    """The class of bars, without the thread that watches over slow ones: these are refreshed in time by who updates them.
+
+    It would outlast the bar, and a process with threads is not to be forked.
+    """
     from tqdm.auto import tqdm
 
-    shown: Bar = tqdm(total=total, desc=desc, unit=unit, disable=not enabled)
-    return shown
+    return type("tqdm", (tqdm,), {"monitor_interval": 0})
 
 
 class _Schedule:

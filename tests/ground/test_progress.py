@@ -42,6 +42,10 @@ else:
             clock.now += 1.0
             bar.set_postfix_str(f"mean reward {step}", refresh=False)
             bar.update()
+
+import threading
+# tqdm's own watches over slow bars, and would stay: a process with threads is not to be forked, and the trainer's may be.
+assert threading.active_count() == 1, threading.enumerate()
 """
 
 
