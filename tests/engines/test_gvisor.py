@@ -25,7 +25,7 @@ from tools.libraries import need_here
 from tools.sandboxes import SMALL, ZOO
 from zoo.envs import Loaded, SpaceEnv
 from zoo.faulty import Faulty
-from zoo.generators import Draws
+from zoo.generators import Draws, HiddenGenerators
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -127,6 +127,19 @@ class Neighbour(gym.Env):
     def step(self, action):
         return beside_the_neighbour.ANSWER, 1.0, False, False, {}
 """
+
+
+def test_generators_that_no_attribute_holds_are_reseeded(gvisor: str) -> None:
+    envs = prized_gym.ForkedVectorEnv(HiddenGenerators, num_envs=3, engine=gvisor, **SMALL)
+    seen = [envs.reset()[0], envs.step([0, 0, 0])[0], envs.reset()[0], envs.reset(seed=1)[0]]
+    # Without those that are made in the first reset.
+    assert np.array_equal(envs.reset(seed=1)[0], seen[-1])
+    draws = np.delete(np.asarray(seen), slice(13, 15), axis=-1)
+    assert all(len(np.unique(draws[..., column])) == draws[..., column].size for column in range(draws.shape[-1]))
+    envs.branch(0, [1, 2], reseed=True)
+    after = envs.step([0, 0, 0])[0]
+    assert len(np.unique(after)) == after.size
+    envs.close()
 
 
 def test_a_module_and_its_neighbours_are_found(gvisor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,7 @@ class Pump:
                 self._thread = thread
 
     def add(self, stream: Stream) -> None:
+        """Show what comes from a stream, until it ends."""
         with self._lock:
             if self._pid != os.getpid():
                 # A fork that Python knows nothing of.
