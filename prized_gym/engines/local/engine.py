@@ -91,7 +91,9 @@ class LocalBase(BaseHandle):
     def fleet(self, size: int, limits: TimeLimits = UNLIMITED, labels: Mapping[str, str] | None = None) -> LocalFleet:
         self.revive()
         try:
-            fleet = LocalFleet(size, self, self.description, limits, self._pin, self._close_timeout)
+            fleet = processes.with_enough_files(
+                lambda: LocalFleet(size, self, self.description, limits, self._pin, self._close_timeout)
+            )
         except OSError as error:
             raise PrizedGymError(f"a fleet of {size} copies could not be made: {processes.explain(error)}") from error
         self._fleets.add(fleet)

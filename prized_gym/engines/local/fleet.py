@@ -48,7 +48,11 @@ class LocalFleet(Fleet):
     ) -> None:
         self.size = size
         block = Block(description.observation_space, description.action_space, size)
-        signals = Signals()
+        try:
+            signals = Signals()
+        except BaseException:
+            block.close()
+            raise
         self._watch = Watch(limits)
         try:
             self._copies = copies = LocalCopies(size, block, signals, base, self._watch, pin)

@@ -58,13 +58,10 @@ class RunningBase:
         self._timeout = timeout
         self._close_timeout = close_timeout
         self._serving = False
-        with contextlib.ExitStack() as undo:
-            try:
-                scratch = None if setup.workdir is None else self._make_scratch(undo)
-                self._start(scratch, undo)
-            except OSError as error:
-                raise SetupError(f"the base process could not be started: {processes.explain(error)}") from error
-            undo.pop_all()
+        try:
+            scratch = processes.with_enough_files(lambda: self._start(setup.workdir is not None))
+        except OSError as error:
+            raise SetupError(f"the base process could not be started: {processes.explain(error)}") from error
         _LIVE.add(self)
         try:
             self.description = self._set_up(replace(setup, scratch=scratch), progress)
@@ -73,14 +70,19 @@ class RunningBase:
             raise
         self._serving = True
 
-    @staticmethod
-    def _make_scratch(undo: contextlib.ExitStack) -> str:
-        scratch = tempfile.mkdtemp(prefix="prized_gym-")
-        undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+    def _start(self, in_views: bool) -> str | None:
+        """Start the process; its scratch directory, if its copies need one."""
+        with contextlib.ExitStack() as undo:
+            scratch = None
+            if in_views:
+                scratch = tempfile.mkdtemp(prefix="prized_gym-")
+                undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+            self._start_supervisor(scratch, undo)
+            undo.pop_all()
         return scratch
 
-    def _start(self, scratch: str | None, undo: contextlib.ExitStack) -> None:
-        """Start the process; ``undo`` closes what this process has of it."""
+    def _start_supervisor(self, scratch: str | None, undo: contextlib.ExitStack) -> None:
+        """Start the supervisor, which starts the base; ``undo`` closes what this process has of it."""
         self._stdout = Stream("stdout")
         undo.callback(self._stdout.close)
         self._stderr = Stream("stderr")

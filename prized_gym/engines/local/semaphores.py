@@ -6,6 +6,7 @@ pipes and spinning. Two such semaphores are used in turn, so that a fast copy ca
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections.abc import Callable
@@ -79,8 +80,11 @@ class Signals:
 
     def __init__(self, fds: list[int] | None = None) -> None:
         first, second, counter = fds if fds is not None else (None, None, None)
-        self.semaphores = (Semaphore(first), Semaphore(second))
-        self.counter = CompletionCounter(counter)
+        with contextlib.ExitStack() as undo:
+            made = [undo.enter_context(contextlib.closing(Semaphore(fd))) for fd in (first, second)]
+            self.semaphores = (made[0], made[1])
+            self.counter = CompletionCounter(counter)
+            undo.pop_all()
 
     @property
     def fds(self) -> list[int]:

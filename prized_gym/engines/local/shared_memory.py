@@ -55,7 +55,12 @@ class Block:
     def __init__(self, observation_space: AnySpace, action_space: AnySpace, count: int, fd: int | None = None) -> None:
         self.size = self._lay_out(observation_space, action_space, count, None)
         self.fd = _anonymous_file(self.size) if fd is None else fd
-        self._lay_out(observation_space, action_space, count, mmap.mmap(self.fd, self.size))
+        try:
+            memory = mmap.mmap(self.fd, self.size)
+        except BaseException:
+            self.close()
+            raise
+        self._lay_out(observation_space, action_space, count, memory)
 
     def _lay_out(
         self, observation_space: AnySpace, action_space: AnySpace, count: int, memory: mmap.mmap | None

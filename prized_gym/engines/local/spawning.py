@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -333,22 +332,12 @@ class Spawning:
             self._copies.bury(index, "died", processes.describe_status(status))
 
 
-def _with_more_files(make: Callable[[], _T]) -> _T:
-    """Make something of descriptors, under a higher limit of them if there is need for one and the system permits."""
-    try:
-        return make()
-    except OSError as error:
-        if error.errno != errno.EMFILE or not processes.raise_file_limit():
-            raise
-        return make()
-
-
 def _pair() -> tuple[socket.socket, socket.socket]:
-    return _with_more_files(lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+    return processes.with_enough_files(lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
 
 
 def _stream() -> Stream:
-    return _with_more_files(lambda: Stream("stderr"))
+    return processes.with_enough_files(lambda: Stream("stderr"))
 
 
 def _refused(indices: Sequence[int], reason: str | None) -> PrizedGymError:
