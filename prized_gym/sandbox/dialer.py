@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 from prized_gym import background
@@ -59,13 +60,24 @@ class Dialer:
             )
 
         async def dial() -> Dialed:
-            return await asyncio.wrap_future(self._account.submit(lambda: sandbox.connect(port)))
+            dialing = self._account.submit(lambda: sandbox.connect(port))
+            try:
+                return await asyncio.wrap_future(dialing)
+            except asyncio.CancelledError:
+                # The thread goes on, and its connection would be nobody's.
+                dialing.add_done_callback(_hang_up)
+                raise
 
         # Other servers than ours may close a connection that is idle for some seconds.
         ours = isinstance(self._plan.protocol, GymProtocol)
         return HttpChannel(
             dial, f"127.0.0.1:{port}", awake=partial(_awake, sandbox), reuse_within=None if ours else 1.0
         )
+
+
+def _hang_up(dialing: Future[Dialed]) -> None:
+    if not dialing.cancelled() and dialing.exception() is None:
+        dialing.result().sock.close()
 
 
 class _Commands:
