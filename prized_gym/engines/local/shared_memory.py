@@ -27,6 +27,9 @@ KEPT = 3
 
 _AT_ONCE = 1024
 """Bytes of an observation, of one array, that are written in no time: whoever is killed has written all or nothing."""
+_CHEAP = 8192
+"""Bytes of an observation up to which the one before is kept: keeping frames would cost a fifth to a third of the speed
+(measured)."""
 
 LISTEN_SOCKET = 0
 """Wait for the next batch on the copy's socket; ``1 + k`` is semaphore k."""
@@ -96,7 +99,8 @@ class Block:
         self.actions = ActionBuffer(action_space, count, allocate)
         self.observations = ObservationBuffer(observation_space, count, allocate)
         rows = [array[:1] for array in self.observations.arrays]
-        keeps = len(rows) > 1 or sum(row.nbytes for row in rows) > _AT_ONCE
+        size = sum(row.nbytes for row in rows)
+        keeps = size <= _CHEAP and (len(rows) > 1 or size > _AT_ONCE)
         self._kept = [allocate(array.shape, array.dtype) for array in self.observations.arrays] if keeps else []
         self.slots = allocate((count, SLOT), byte)
         return end
