@@ -503,6 +503,7 @@ def test_a_base_that_does_not_answer(base: BaseHandle, monkeypatch: pytest.Monke
     from prized_gym.engines.local import spawning
 
     monkeypatch.setattr(spawning, "FORK_TIMEOUT", 0.5)
+    before = len(own_descendants())
     fleet = base.fleet(2)
     forked(fleet, [1])
     pid = int(base.where.split()[1])
@@ -517,7 +518,7 @@ def test_a_base_that_does_not_answer(base: BaseHandle, monkeypatch: pytest.Monke
     assert not step(fleet, [0, 0]).failures
     assert fleet.observations.arrays[0][0].tolist() == [1, 1]
     fleet.close()
-    until(lambda: len(own_descendants()) == 2)
+    until(lambda: len(own_descendants()) <= before)
 
 
 @pytest.mark.parametrize("end", ["killed", "overdue"])
