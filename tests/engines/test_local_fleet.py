@@ -362,23 +362,23 @@ def test_a_reset_has_its_own_limit(make: Make, tmp_path: Path, when: str) -> Non
     assert not forked(fleet).failures
 
 
-@pytest.mark.parametrize("reset", [None, 0.6])
+@pytest.mark.parametrize("reset", [None, 1.0])
 def test_a_step_that_goes_on_with_a_reset_has_the_time_of_both(make: Make, tmp_path: Path, reset: float | None) -> None:
     base = make(Slow, env_kwargs={"folder": str(tmp_path)})
-    fleet = base.fleet(2, TimeLimits(step=0.4, reset=reset))
+    fleet = base.fleet(2, TimeLimits(step=1.5, reset=reset))
     forked(fleet)
     (tmp_path / "reset").touch()
     begin(fleet, [Faulty.END, 0], ops.STEP_RESET)
     if reset is None:
-        assert list(fleet.wait(None, 0.8).copies) == [1] and fleet.next_deadline is None
+        assert list(fleet.wait(None, 3.0).copies) == [1] and fleet.next_deadline is None
         (tmp_path / "reset").unlink()
         finished = fleet.wait()
         assert list(finished.finals) == [0] and not finished.failures
     else:
         started = time.monotonic()
         finished = fleet.wait()
-        assert time.monotonic() - started > 0.8
-        assert "1 s" in finished.failures[0].reason and not finished.finals
+        assert time.monotonic() - started > 2.0
+        assert "2.5 s" in finished.failures[0].reason and not finished.finals
 
 
 def test_a_stopped_copy_is_ended(base: BaseHandle) -> None:
