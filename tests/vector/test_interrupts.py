@@ -30,7 +30,7 @@ INTERRUPTED = Path(__file__).parents[1] / "tools" / "interrupted.py"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["local", "late", "start", "throttled", "truncate", "inline", "sb3", "one"])
+@pytest.mark.parametrize("kind", ["local", "start", "throttled", "truncate", "inline", "sb3", "one"])
 def test_interrupts_at_any_moment(kind: str) -> None:
     if kind == "sb3":
         pytest.importorskip("stable_baselines3")
